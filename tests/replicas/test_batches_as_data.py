@@ -1,13 +1,11 @@
 """What a worker process and a model server learn of the requests of a batch."""
 
-import anyio
 import pytest
 
-from shoal.batching.current import running_batch, setting
+from shoal.core.forming.call_options import NO_CALL_OPTIONS
 from shoal.core.request import Batch, DispatchReason
 from shoal.replicas.process.wire.batch import BatchAsData, batch_as_data
 from shoal.replicas.process.wire.messages import packed, unpickled
-from shoal.replicas.remote.calls_as_data import CallsAsData, packed_calls
 from shoal.testing.policies import make_request
 
 SHARED = {"context": "python"}
@@ -66,24 +64,20 @@ def test_requests_with_equal_options_keep_them(one):
     ] * 3
 
 
-async def test_a_model_server_gets_what_callers_asked_for():
-    batch = Batch(1, DispatchReason.FULL, unusual_requests())
-    now = anyio.current_time()
-    batch.members[1].options.deadline = now + 7
-    items = [request.item for request in batch.members]
-    with setting(running_batch, batch):
-        [pickle] = packed_calls("run", items).parts
-    calls = CallsAsData(*unpickled(pickle))
-    assert (calls.method, calls.items) == ("run", items)
-    options = calls.call_options(levels=3)
+def test_a_model_server_gets_what_callers_asked_for():
+    requests = unusual_requests()
+    [pickle] = packed(batch_as_data(Batch(1, DispatchReason.FULL, requests), 5.0)).parts
+    options = BatchAsData(*unpickled(pickle)).call_options(levels=3)
     assert [one.timeout_s for one in options] == [None, 7, None, None, None]
     assert [one.priority for one in options] == [None, None, 2, None, None]
     assert [one.metadata for one in options] == [{}, SHARED, {"user": "ann"}, {}, SHARED]
+    [_, _, named, *_] = BatchAsData(*unpickled(pickle)).call_options(levels=1)
+    assert named.priority == 1
 
 
-async def test_a_model_server_gets_items_without_a_batch():
-    [pickle] = packed_calls("run", ["a", "b"]).parts
-    options = CallsAsData(*unpickled(pickle)).call_options(levels=1)
-    assert [(one.timeout_s, one.priority, one.metadata) for one in options] == [
-        (None, None, {})
-    ] * 2
+def test_a_model_server_gets_no_options_where_no_request_has_any():
+    requests = [make_request("a"), make_request("b")]
+    for request in requests:
+        request.options = None
+    data = BatchAsData(*batch_as_data(Batch(1, DispatchReason.FULL, requests), 0))
+    assert data.call_options(levels=1) == [NO_CALL_OPTIONS] * 2

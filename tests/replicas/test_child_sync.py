@@ -7,11 +7,13 @@ import pytest
 
 from replicas.process_backends import Plain
 from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control, ThreadsafeDraining
+from shoal.replicas.process.child.endpoints import ParentChannel
 from shoal.replicas.process.child.sync_loop import SyncWork
-from shoal.replicas.process.wire.frames import FrameKind, FrameReader, receive, send
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed
 from time_limits import HANG_S
 
@@ -61,3 +63,24 @@ def test_a_stream_that_was_cancelled_while_another_waited_does_not_wait_for_its_
     tell(FrameKind.CREDIT, 1, 4)
     assert heard(1) == [FrameKind.PART, FrameKind.END]
     assert heard(2)[-1] is FrameKind.END
+
+
+def test_a_map_of_calls_keeps_nothing_of_those_that_have_ended():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        control = Control(theirs)
+        channel = ParentChannel(control)
+
+        def calls():
+            for item in ("a", threading.Lock(), "b"):  # the second one can't be sent
+                yield CallOut("other", (item,))
+            for id_ in (3, 1):
+                body = b"".join(packed(f"of {id_}").parts)
+                control.on_answer(Frame(FrameKind.RESULT, id_, body, None, [], ()))
+
+        outcomes = channel.call_each(calls(), most=9)
+        assert next(outcomes) == ("of 1", None)
+        [_, error] = next(outcomes)
+        assert "can't be sent between processes" in str(error)
+        assert list(outcomes) == [("of 3", None)]
+        assert channel._takers == {}

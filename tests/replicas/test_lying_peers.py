@@ -36,7 +36,7 @@ async def double(items: list[int]) -> list[int]:
 
 def calls(*items):
     """The content of a message with calls, as an ingress sends it."""
-    return "__call__", [*items], None, None, None, [({}, {}, (), None)], None
+    return "__call__", [*items], None
 
 
 def frame(kind, id_, content):

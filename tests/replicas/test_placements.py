@@ -75,10 +75,10 @@ def test_a_placement_checks_its_options_when_it_is_imported(placement):
 
 def test_a_placement_may_wrap_another_and_set_its_options():
     blueprint = Blueprint(identity=Identity("b", "b#0"), definition=Definition(own))
-    replica = ProcessReplica(replace(blueprint, placement_options={"log_lines": 3}))
-    assert replica._options == ProcessOptions(log_lines=3)
-    with pytest.raises(ValueError, match="log_lines must be at least 0"):
-        ProcessReplica(replace(blueprint, placement_options={"log_lines": -1}))
+    replica = ProcessReplica(replace(blueprint, placement_options={"shared_memory_bytes": 3}))
+    assert replica._options == ProcessOptions(shared_memory_bytes=3)
+    with pytest.raises(ValueError, match="shared_memory_bytes must be at least 0"):
+        ProcessReplica(replace(blueprint, placement_options={"shared_memory_bytes": -1}))
 
 
 def test_options_that_are_no_dataclass_are_named():

@@ -279,12 +279,12 @@ async def test_a_worker_that_closes_its_connection_is_killed(folder):
 
 
 @pytest.mark.one_loop
-async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one():
-    replica = made(f"{MODULE}:BadClose")
-    async with playing(replica) as played:
+async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one(caplog):
+    caplog.set_level(logging.INFO, "shoal.replica.model")
+    async with playing(made(f"{MODULE}:BadClose")) as played:
         pass
     assert played.error is None
-    assert "ValueError: close failed" in replica._worker.stdout.lines
+    assert "model#0: ValueError: close failed" in caplog.messages
 
 
 async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
@@ -310,32 +310,31 @@ async def test_a_replica_that_is_cancelled_leaves_no_process(folder):
 # Knowing
 
 
-async def test_what_a_worker_writes_is_kept_and_logged(caplog):
+async def test_what_a_worker_writes_is_logged(caplog):
     caplog.set_level(logging.INFO, "shoal.replica.model")
-    replica = made(log_lines=5)
-    async with playing(replica) as played:
+    async with playing(made()) as played:
         await played.run("write", [0])
     logged = [record.getMessage() for record in caplog.records if "shoal.replica." in record.name]
     assert sorted(logged) == ["model#0: no end of line", "model#0: to stderr", "model#0: to stdout"]
-    assert sorted(replica._worker.stdout.lines) == ["no end of line", "to stderr", "to stdout"]
 
 
 @pytest.mark.one_loop
-async def test_a_worker_that_writes_much_is_not_held_back():
-    replica = made(log_lines=3)
-    async with playing(replica) as played:
+async def test_a_worker_that_writes_much_is_not_held_back(caplog):
+    caplog.set_level(logging.INFO, "shoal.replica.model")
+    async with playing(made()) as played:
         assert await played.run("flood", [20_000]) == [20_000]
-    assert [*replica._worker.stdout.lines] == ["19997", "19998", "19999"]
+    assert caplog.messages[-3:] == ["model#0: 19997", "model#0: 19998", "model#0: 19999"]
 
 
-def test_of_a_flood_of_lines_only_some_are_taken():
+def test_of_a_flood_of_lines_only_some_are_logged(caplog):
+    caplog.set_level(logging.INFO, "shoal.replicas")
     readable, writable = os.pipe()
     with open(readable, "rb") as ours, open(writable, "wb", buffering=0) as theirs:
-        output = Output(ours, logging.getLogger("shoal.replicas"), "a#0", 1000)
+        output = Output(ours, logging.getLogger("shoal.replicas"), "a#0")
         theirs.write(b"\n" * 2**16)
         output.read_available()
-    assert len(output.lines) < 500
-    assert output.lines[0].endswith("lines are left out: too much output)")
+    assert len(caplog.messages) < 500
+    assert caplog.messages[0].endswith("lines are left out: too much output)")
 
 
 @pytest.mark.one_loop

@@ -178,7 +178,7 @@ async def test_a_model_server_of_another_version_is_refused(tmp_path):
 
     async with impostor(f"{tmp_path}/a", be_newer) as address:
         said = await failure_of(replica_of(address))
-    assert "the model server runs Shoal 9.9 with protocol 2.99, and this is Shoal" in said
+    assert "the model server runs Shoal 9.9 with protocol 3.99, and this is Shoal" in said
     assert "run the same version on both" in said
 
 

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from live_server import live, read_until, until_quiet, upgrade
 from test_websocket_frames import framed
-from test_websocket_limits import both_protocols
+from test_websocket_limits import Peer
 
 pytestmark = pytest.mark.real_time
 
@@ -69,11 +69,10 @@ async def test_messages_just_before_the_end_are_received(workers):
     assert app.received == ["0", "1", "2", "3", "4", (3001, "gehört")]
 
 
-@both_protocols
-async def test_many_messages_just_before_the_end_of_the_connection_are_received(kind):
+async def test_many_messages_just_before_the_end_of_the_connection_are_received():
     app = Listener(reads_at_once=False)
     async with live(app) as server:
-        peer = await kind.open(server)
+        peer = await Peer.open(server)
         async with peer.stream:
             await peer.pass_on(b"".join(framed(b"%d" % n, 1) for n in range(100)))
             await peer.stream.send_eof()

@@ -222,7 +222,6 @@ def test_a_wrong_option_is_refused(given: Any, error: type[Exception], says: str
         ("cpu_affinity", [[0]], {"process"}),
         ("max_memory_bytes", 2**30, {"process"}),
         ("shared_memory_bytes", 2**20, {"process"}),
-        ("log_lines", 10, {"process"}),
         ("env", {"A": "1"}, {"process", "ray"}),
         ("ray_options", {"num_gpus": 1}, {"ray"}),
         ("place_timeout_s", 5.0, {"ray"}),
@@ -341,7 +340,7 @@ def test_gpus_are_said_in_one_way(placement: Any, given: dict[str, Any]) -> None
 
 def test_a_placement_gets_its_options() -> None:
     shared = {"cancel_grace_s": 2.0, "start_timeout_s": None}
-    by_name = {"env": {"A": "1"}, "log_lines": 3}
+    by_name = {"env": {"A": "1"}, "shared_memory_bytes": 3}
     of_process = BackendConfig.of({"placement": "process", "ray_options": {}, **shared, **by_name})
     assert of_process.for_placement() == by_name
     assert of_process.replica == ReplicaOptions(cancel_grace_s=2, start_timeout_s=None)
@@ -436,7 +435,7 @@ def test_configs_of_equal_options_are_equal() -> None:
     assert BackendConfig(num_replicas=2) != BackendConfig()
     assert BackendConfig(max_batch_size=4) != BackendConfig(max_batch_size=5)
     of_process = BackendConfig(placement="process")
-    assert of_process.changed({"log_lines": 4}) != of_process
+    assert of_process.changed({"shared_memory_bytes": 4}) != of_process
     own = BackendConfig(placement=place, placement_options={"a": 1})
     assert own.changed({"placement_options": {"a": 2}}) != own
     assert BackendConfig() != {}

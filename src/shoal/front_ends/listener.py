@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -71,7 +72,7 @@ class RemoteFrontEnd:
         self._shared = shared
         self.is_ready = anyio.Event()  # it can serve, or has ended
         self.was_ready = False  # it could serve
-        self.connections = ConnectionTotals(0, 0, 0, None, None)
+        self.connections = ConnectionTotals(0, 0, 0)
         self._asked: anyio.Event | None = None
         self._is_draining = False
         self._heads: dict[int, Head] = {}
@@ -217,31 +218,23 @@ class RemoteFrontEnd:
 _ENDS_WITHIN_S: Final = 1.0
 
 
+@dataclass(eq=False)
 class FrontEnds:
-    def __init__(
-        self,
-        count: int,
-        command: Sequence[str],
-        start: bytes,
-        bound: LimitedListener,
-        shared: Shared,
-        started: Callable[[str], object],
-        url: str,
-        failed: Callable[[], object],
-    ) -> None:
-        self.bound = bound
-        self.shared = shared
-        self.started = started
-        self.url = url
-        self.connections = FrontEndConnections(shared.options.max_connections)
+    count: int
+    command: Sequence[str]  # file descriptors are appended
+    start: bytes  # the content of the first frame
+    bound: LimitedListener
+    shared: Shared
+    started: Callable[[str], object]
+    url: str
+    # Called if no front end can serve any more, or one fails to start before the server has
+    # served, unless it was killed.
+    failed: Callable[[], object]
+
+    def __post_init__(self) -> None:
+        self.connections = FrontEndConnections(self.shared.options.max_connections)
         self.failure: str | None = None
         self.ended = anyio.Event()
-        self._count = count
-        self._command = command  # file descriptors are appended
-        self._start = start  # the content of the first frame
-        # Called if no front end can serve any more, or one fails to start before the server has
-        # served, unless it was killed.
-        self._failed = failed
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._may_serve = False
@@ -255,7 +248,7 @@ class FrontEnds:
             kills = anyio.CancelScope()
             tasks.start_soon(self._kill_late, kills)
             async with anyio.create_task_group() as keepers:
-                for number in range(1, self._count + 1):
+                for number in range(1, self.count + 1):
                     keepers.start_soon(self._keep_one, number)
             kills.cancel()
         self.ended.set()
@@ -306,9 +299,9 @@ class FrontEnds:
                 front_end = RemoteFrontEnd(
                     number,
                     self.shared,
-                    self._command,
+                    self.command,
                     self.bound.bound_socket.socket.fileno(),
-                    self._start,
+                    self.start,
                 )
             except OSError as error:
                 how = f"can't be started: {error.strerror or error}"
@@ -343,7 +336,7 @@ class FrontEnds:
         self._restarts.started(anyio.current_time())
         if self._may_serve:
             front_end.serve()
-        elif sum(one.was_ready for one in self._front_ends) == self._count:
+        elif sum(one.was_ready for one in self._front_ends) == self.count:
             self._is_up.set()
 
     async def _handle_end(
@@ -363,7 +356,7 @@ class FrontEnds:
             ends = self._restarts.is_open or not (was_ready or was_killed)
         if ends:
             self.failure = f"a worker {how}"
-            self._failed()
+            self.failed()
             return
         _log.error("a worker %s; another one is started in its place", how)
         with anyio.CancelScope(deadline=next_at):
@@ -383,7 +376,7 @@ class FrontEndConnections:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._running: set[RemoteFrontEnd] = set()
-        self._ended = ConnectionTotals(0, 0, 0, None, None)
+        self._accepted = 0  # by those that have ended
 
     def began(self, front_end: RemoteFrontEnd) -> None:
         self._running.add(front_end)
@@ -392,8 +385,7 @@ class FrontEndConnections:
         """Keeps the last counts of a front end, so that no count ever falls. Idempotent."""
         if front_end in self._running:
             self._running.discard(front_end)
-            last = front_end.connections
-            self._ended = _sum(self._ended, last._replace(open=0))
+            self._accepted += front_end.connections.accepted
 
     async def refresh(self) -> None:
         """Asks all front ends, and waits a moment for those that can serve."""
@@ -405,17 +397,9 @@ class FrontEndConnections:
         return {one.number: one.pid for one in self._running}
 
     def totals(self) -> ConnectionTotals:
-        totals = self._ended
-        for one in self._running:
-            totals = _sum(totals, one.connections)
-        return totals._replace(limit=self._limit)
-
-
-def _sum(one: ConnectionTotals, other: ConnectionTotals) -> ConnectionTotals:
-    pairs = zip(one, other, strict=True)
-    # The bytes may be unknown.
-    sums: Any = [None if a is None and b is None else (a or 0) + (b or 0) for a, b in pairs]
-    return ConnectionTotals(*sums)
+        now = [one.connections for one in self._running]
+        accepted = self._accepted + sum([one.accepted for one in now])
+        return ConnectionTotals(self._limit, sum([one.open for one in now]), accepted)
 
 
 # The server's process ends requests that take too long. A worker does so later, if that fails.

@@ -96,7 +96,6 @@ class PlacementKeywords(TypedDict, total=False):
     cpu_affinity: Sequence[Sequence[int]] | None
     max_memory_bytes: int | None
     shared_memory_bytes: int
-    log_lines: int
     gpus: float | None
     ray_options: Mapping[str, Any]
     place_timeout_s: float | None
@@ -118,8 +117,6 @@ class ProcessOptions:
     max_memory_bytes: int | None = option(None, partial(whole, least=1))
     # For large arrays and bytes, in each direction; 0 for none. Only the used part takes memory.
     shared_memory_bytes: int = option(64 * 2**20, partial(whole, least=0))
-    # The number of last lines of a process's output to store.
-    log_lines: int = option(200, partial(whole, least=0))
     # The number of the server's GPUs for each replica; with a fraction, several replicas share a
     # GPU. The process sees only these, through ``CUDA_VISIBLE_DEVICES``, and has
     # ``OMP_NUM_THREADS=1`` unless `env` or the server's own environment sets that.

@@ -88,10 +88,12 @@ class FrontEndListener(Protocol):
     """A listener whose clients are accepted by worker processes."""
 
     shared: Shared
-    started: Callable[[str], object]  # called with the URL once clients can connect
     url: str
     failure: str | None  # why no worker can serve any more
     ended: anyio.Event  # set when all workers have ended, after a drain
+
+    @property
+    def started(self) -> Callable[[str], object]: ...  # called with the URL
 
     @property
     def connections(self) -> CountedConnections: ...

@@ -119,7 +119,7 @@ async def serve(
             accepts_at_once,
             front_ends,
             counts or ConnectionCounts(options.max_connections),
-            answers_early=answers_early,
+            answers_early,
         )
         exhaustion = Exhaustion()
         for listener in (main_listener, *extra_listeners):
@@ -214,39 +214,31 @@ class _OpenListener:
             self.bound.release()
 
 
+@dataclass(eq=False)
 class _Server:
-    def __init__(
-        self,
-        options: HttpOptions,
-        lifespan: AppLifespan | None,
-        tls: SSLContext | None,
-        load_later: Callable[[], object],
-        accepts_at_once: int,
-        front_ends: StartFrontEnds | None,
-        counts: ConnectionCounts,
-        *,
-        answers_early: bool,
-    ) -> None:
-        self._answers_early = answers_early
+    options: HttpOptions
+    lifespan: AppLifespan | None
+    tls: SSLContext | None
+    load_later: Callable[[], object]
+    accepts_at_once: int
+    to_start: StartFrontEnds | None
+    main_counts: ConnectionCounts
+    answers_early: bool
+
+    def __post_init__(self) -> None:
         self._is_listening = False
-        self._accepts_at_once = accepts_at_once
-        self._to_start = front_ends
         self._front_ends: FrontEndListener | None = None
-        self._options = options
-        self._load_later = load_later
-        self._tls = tls
-        self._lifespan = lifespan
         self._to_open: list[tuple[AppListener, LimitedListener]] = []
         self._listeners: list[_OpenListener | FrontEndListener] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
-        self._outcome = ServerRun(lifespan)
+        self._outcome = ServerRun(self.lifespan)
         self._parking = parking_of_this_loop()
         self._timeouts = LoopTimers(self._parking)
         self._poller = new_poller(self._parking)
         # By "main" or "admin"; then the counts that this process keeps itself.
         self._counts: dict[str, CountedConnections] = {}
-        self._own_counts = {"main": counts}
+        self._own_counts = {"main": self.main_counts}
 
     def add(self, listener: AppListener, bound: LimitedListener) -> None:
         """Adds an address; the first is the address of the application whose lifespan is run."""
@@ -255,8 +247,8 @@ class _Server:
     async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         drain_began_at = anyio.current_time()
         async with anyio.create_task_group() as tasks:
-            if self._lifespan is not None:
-                tasks.start_soon(self._lifespan.run)
+            if self.lifespan is not None:
+                tasks.start_soon(self.lifespan.run)
             tasks.start_soon(self._wait_for, shutdown)
             tasks.start_soon(self._poller.run)
             tasks.start_soon(self._timeouts.run)
@@ -278,7 +270,7 @@ class _Server:
             if self._front_ends is not None and self._is_listening:
                 await self._front_ends.ended.wait()
             self._outcome.took_s = anyio.current_time() - drain_began_at
-            await self._outcome.end_application(self._options.graceful_timeout_s)
+            await self._outcome.end_application(self.options.graceful_timeout_s)
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
@@ -291,33 +283,33 @@ class _Server:
     def _opened(
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
     ) -> _OpenListener | FrontEndListener:
-        tls = self._tls if listener.may_have_tls else None
-        guard = RequestGuard(self._options, bound.bound_socket.socket.getsockname())
+        tls = self.tls if listener.may_have_tls else None
+        guard = RequestGuard(self.options, bound.bound_socket.socket.getsockname())
         is_main = listener.app is self._to_open[0][0].app
         shared = Shared(
             listener.app,
-            self._options,
-            self._lifespan.state if self._lifespan is not None and is_main else {},
+            self.options,
+            self.lifespan.state if self.lifespan is not None and is_main else {},
             self._parking,
             self._timeouts,
             connections,
             "http" if tls is None else "https",
             None if guard.allows_all else guard,
-            ProxyHeaders.of(self._options) if is_main else None,
+            ProxyHeaders.of(self.options) if is_main else None,
             self._counts,
             guard.is_private,
         )
         started = listener.started
         url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
         # Further addresses of the application are served by this process.
-        if is_main and self._to_start is not None and self._front_ends is None:
-            self._front_ends = self._to_start(bound, shared, started, url, self._shut_down)
+        if is_main and self.to_start is not None and self._front_ends is None:
+            self._front_ends = self.to_start(bound, shared, started, url, self._shut_down)
             self._counts["main"] = self._front_ends.connections
             return self._front_ends
         word = "main" if is_main else "admin"
-        counts = self._own_counts.setdefault(word, ConnectionCounts(self._options.max_connections))
+        counts = self._own_counts.setdefault(word, ConnectionCounts(self.options.max_connections))
         self._counts.setdefault(word, counts)
-        at_once = self._accepts_at_once
+        at_once = self.accepts_at_once
         return _OpenListener(started, url, bound, shared, self._poller, tls, counts, at_once)
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
@@ -332,7 +324,7 @@ class _Server:
         self._until_shutdown.cancel()
 
     async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
-        if self._answers_early:
+        if self.answers_early:
             is_up = await self._listen(accepting) and await self._outcome.application_started()
         else:
             is_up = await self._outcome.application_started() and await self._listen(accepting)
@@ -341,7 +333,7 @@ class _Server:
             return
         self._outcome.is_up = True
         if self._front_ends is None:
-            check_descriptors(self._options.max_connections)
+            check_descriptors(self.options.max_connections)
         for listener in self._listeners:
             listener.started(listener.url)
         tasks.start_soon(self._load)
@@ -349,7 +341,7 @@ class _Server:
     async def _load(self) -> None:
         # The clients that waited for the start are answered first.
         await anyio.sleep(_LOADED_AFTER_S)
-        for load in (load_stream_protocols, self._load_later):
+        for load in (load_stream_protocols, self.load_later):
             try:
                 await anyio.to_thread.run_sync(load)
             except Exception as error:
@@ -375,7 +367,7 @@ class _Server:
         """Ends calls that do not end in time, after a moment to send their clients an error."""
         try:
             await self._draining.wait()
-            await anyio.sleep(self._options.graceful_timeout_s)
+            await anyio.sleep(self.options.graceful_timeout_s)
             self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
             for listener in self._listeners:
                 listener.shared.end_early()

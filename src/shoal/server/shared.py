@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 import anyio.lowlevel
@@ -26,50 +27,37 @@ if TYPE_CHECKING:
     from shoal.server.proxies import ProxyHeaders
 
 
-NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}
-
-
+@dataclass(eq=False)
 class Shared:
+    app: ASGIApp  # replaced by `_refuse` when the server cuts off its calls
+    options: HttpOptions
+    state: dict[str, Any]
+    parking: Parking
+    timeouts: LoopTimers
+    tasks: TaskGroup
+    scheme: str
+    guard: RequestGuard | None = None  # None if no request is refused
+    proxies: ProxyHeaders | None = None
+    # Of all addresses of the server, by "main" or "admin".
+    counts: Mapping[str, CountedConnections] = field(default_factory=dict[str, Any])
+    is_local: bool = False  # only clients on this machine can reach it, as far as is known
+
     # How long the server goes on reading from a connection after it has shut down its own side.
-    linger_s = 2.0
+    linger_s: ClassVar = 2.0
     # How long an idle connection stays open after the drain has begun. Its client may be sending
     # its next request now, and can't know whether one that meets a closed connection was served.
-    late_request_s = 0.5
+    late_request_s: ClassVar = 0.5
     # How long calls that the server cuts off may take to send their clients an error.
-    last_words_s = 1.0
+    last_words_s: ClassVar = 1.0
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        options: HttpOptions,
-        state: dict[str, Any],
-        parking: Parking,
-        timeouts: LoopTimers,
-        tasks: TaskGroup,
-        scheme: str,
-        guard: RequestGuard | None = None,
-        proxies: ProxyHeaders | None = None,
-        counts: Mapping[str, CountedConnections] = NO_COUNTS,
-        is_local: bool = False,
-    ) -> None:
-        self.app = app  # replaced by `_refuse` when the server cuts off its calls
-        self.refusals = Refusals(app, proxies, is_logged=options.access_log)
-        self.state = state
-        self.timeouts = timeouts
-        self.tasks = tasks
-        self.options = options
+    def __post_init__(self) -> None:
+        self.refusals = Refusals(self.app, self.proxies, is_logged=self.options.access_log)
         self.context = copy_context()  # each call of the application gets a copy of it
-        self.parking = parking
-        self.new_waiter = parking.new_waiter
-        self.wake = parking.wake
-        self.turns = Turns(tasks, timeouts.now)
-        self.scheme = scheme
-        self.guard = guard  # None if no request is refused
-        self.proxies = proxies
-        self.counts = counts  # of all addresses of the server, by "main" or "admin"
-        self.is_local = is_local  # only clients on this machine can reach it, as far as is known
-        self.idle_s = options.keep_alive_timeout_s
-        self.faults = ClientFaults(timeouts.now)
+        self.new_waiter = self.parking.new_waiter
+        self.wake = self.parking.wake
+        self.turns = Turns(self.tasks, self.timeouts.now)
+        self.idle_s = self.options.keep_alive_timeout_s
+        self.faults = ClientFaults(self.timeouts.now)
         self.connections: set[Any] = set()
         self.started = 0  # calls of the application since the server started
         self.finished = 0

@@ -93,7 +93,7 @@ class Transport:
     ) -> None:
         self._counts = counts
         if counts is not None:
-            counts.opened(connected)
+            counts.opened()
         connected.setblocking(False)
         self._socket = connected
         self._poller = poller
@@ -209,7 +209,7 @@ class Transport:
             self._awaits_room = False
             self._poller.remove(self)
             if self._counts is not None:
-                self._counts.closing(self._socket)
+                self._counts.closed()
             self._socket.close()
             self.receiver = NOBODY
 

@@ -247,6 +247,9 @@ class Conversation:
         if not self._replies.put(frame):
             self.codec.drop(frame)  # its call has ended
 
+    async def read_control(self) -> None:
+        await self.control.read_by_loop(self.handle_control)
+
     def handle_control(self, frame: Frame) -> None:
         if frame.kind in FROM_CODE:
             self.calls_out.handle(frame)

@@ -1,4 +1,4 @@
-"""What replicas in processes and in Ray's actors share: their work is a conversation."""
+"""What replicas outside of this process share: their work is a conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.errors import ReplicaDied
+from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.process.wire.batch import batch_as_data
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
     from shoal.replicas.process.calls import Conversation
-    from shoal.replicas.process.wire.start import StartMessage
 
 CLOSING_S: Final = 4.0
 """How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
@@ -38,20 +37,21 @@ class ConversingReplica(Replica):
         self._conversation: Conversation | None = None
         self._description: Description | None = None
         self._is_stopped = False
+        self._reason: str | None = None  # why it was killed
         self._to_end = anyio.Event()  # set when it has ended or must end
 
     @abstractmethod
     def _death(self) -> ReplicaDied | None:
-        """Returns the error for work, once the other end is gone."""
+        """Returns the error for work, once the other end is gone or takes no more."""
 
     async def run(self, method: str, items: list[Any]) -> Any:
         conversation = self._working()
-        message = _packed(conversation, method, items)
+        message = packed_batch(conversation, method, items)
         return await conversation.ask(FrameKind.RUN, message)
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
-        message = _packed(conversation, method, items)
+        message = packed_batch(conversation, method, items)
         async with aclosing(conversation.ask_steps(message)) as steps:
             async for step in steps:
                 yield step
@@ -76,24 +76,29 @@ class ConversingReplica(Replica):
         if self._conversation is not None:
             self._conversation.drain()
 
-    async def _started(self, conversation: Conversation, message: StartMessage) -> Description:
+    def _check_not_ended(self) -> None:
+        reason = self._reason or ("it was stopped" if self._is_stopped else None)
+        if reason is not None:
+            raise ReplicaNotStarted(f"replica {self.tag} was not started: {reason}")
+
+    async def _started(self, conversation: Conversation, message: tuple[Any, ...]) -> Description:
         """Starts the code, and raises its error."""
         description: Description = await conversation.ask(FrameKind.START, packed(message))
         path = self.blueprint.definition.import_path
         return received(description, path and split_import_path(path)[0])
 
     def _working(self) -> Conversation:
-        conversation = self._conversation
-        if conversation is not None and self._description is not None and not self._is_stopped:
-            return conversation
         death = self._death()
-        if death is None:
+        if death is not None:
+            raise death
+        conversation = self._conversation
+        if conversation is None or self._description is None or self._is_stopped:
             how = "was stopped" if self._is_stopped else "is not ready"
-            death = ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
-        raise death
+            raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
+        return conversation
 
 
-def _packed(conversation: Conversation, method: str, items: list[Any]) -> Message:
+def packed_batch(conversation: Conversation, method: str, items: list[Any]) -> Message:
     batch = running_batch.get(None)
     data = None if batch is None else batch_as_data(batch, anyio.current_time())
     dumps = conversation.dumps

@@ -64,7 +64,6 @@ class ProcessReplica(ConversingReplica):
             options = replace(options, env={**environment_of(blueprint.devices), **options.env})
         self._options = options
         self._worker: Worker | None = None
-        self._reason: str | None = None
 
     @property
     def takes_work(self) -> bool:
@@ -88,7 +87,9 @@ class ProcessReplica(ConversingReplica):
                 tasks.start_soon(worker.watch, self._ended)
                 tasks.start_soon(beside.run, worker.stdout.read)
                 tasks.start_soon(beside.run, worker.stderr.read)
-                tasks.start_soon(beside.run, conversation.control.read, conversation.handle_control)
+                tasks.start_soon(
+                    beside.run, conversation.control.read_by_loop, conversation.handle_control
+                )
                 tasks.start_soon(beside.run, conversation.calls_out.run, self.on_call_out)
                 tasks.start_soon(beside.run, conversation.control.write)
                 tasks.start_soon(beside.run, conversation.data.write)
@@ -153,11 +154,6 @@ class ProcessReplica(ConversingReplica):
             list(cpus[blueprint.number % len(cpus)]) if cpus else None,
             code,
         )
-
-    def _check_not_ended(self) -> None:
-        reason = self._reason or ("it was stopped" if self._is_stopped else None)
-        if reason is not None:
-            raise ReplicaNotStarted(f"replica {self.tag} was not started: {reason}")
 
     async def _start(
         self, worker: Worker, conversation: Conversation, start_message: StartMessage

@@ -101,10 +101,8 @@ class Worker:
                 os.close(memory)
         self.pid = self._process.pid
         log = logging.getLogger(f"shoal.replica.{identity.backend}")
-        self.stdout = Output(self._process.stdout, log, self._tag, options.log_lines)
-        self.stderr = Output(
-            self._process.stderr, log, self._tag, options.log_lines, beside=self.stdout
-        )
+        self.stdout = Output(self._process.stdout, log, self._tag)
+        self.stderr = Output(self._process.stderr, log, self._tag)
 
     def connections(
         self, on_invalid_frame: Callable[[Exception], object]
@@ -225,19 +223,10 @@ def _pidfd(pid: int) -> int | None:
 
 
 class Output:
-    """The stdout or stderr of a worker. Its lines are stored in `beside`, if that is given."""
+    """The stdout or stderr of a worker, whose lines are logged."""
 
-    def __init__(
-        self,
-        pipe: IO[bytes] | None,
-        log: logging.Logger,
-        tag: str,
-        stored_lines: int,
-        *,
-        beside: Output | None = None,
-    ) -> None:
+    def __init__(self, pipe: IO[bytes] | None, log: logging.Logger, tag: str) -> None:
         assert pipe is not None
-        self.lines: deque[str] = deque(maxlen=stored_lines) if beside is None else beside.lines
         self._fd = pipe.fileno()
         self._log = log
         self._tag = tag
@@ -283,6 +272,5 @@ class Output:
 
     def _take(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r")
-        self.lines.append(text)
         self._last.append(text)
         self._log.info("%s: %s", self._tag, text)

@@ -229,7 +229,7 @@ class RayReplica(ConversingReplica):
         return "" if free is None else f"; of the cluster's resources, {free}"
 
     async def _read_control(self, conversation: Conversation) -> None:
-        await conversation.control.read(conversation.handle_control)
+        await conversation.read_control()
         await self._link.lose()
 
     async def _ping(self, conversation: Conversation) -> None:

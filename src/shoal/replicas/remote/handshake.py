@@ -36,7 +36,7 @@ LEAST_TOKEN: Final = 32
 
 _MAGIC: Final = b"SHOAL-MS"
 # Of the handshake and of the content of the messages; the frames have their own version.
-_VERSION: Final = 2
+_VERSION: Final = 3
 # Magic, versions, whether it has a token, the version of Shoal, nonce.
 _GREETING: Final = struct.Struct("<8sHH?x20s32s")
 _NONCE: Final = 32

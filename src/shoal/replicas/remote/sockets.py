@@ -7,11 +7,13 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.errors import NotAllowed
+from shoal.loops.unlimited import in_thread
 from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress, greet_model_server
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
     sock: Any = None
     try:
         with anyio.fail_after(HANDSHAKE_S):
-            sock = await _connected(address)
+            sock = await in_thread(partial(_connected, address), abandon_on_cancel=True)
+            sock.setblocking(False)
             prepare(sock)
             if token is None:
                 _check_owner(sock)
@@ -88,28 +91,22 @@ async def authenticated(sock: Any, token: str | None, certificate: ServerCertifi
     return sock
 
 
-async def _connected(address: ModelServerAddress) -> socket.socket:
+def _connected(address: ModelServerAddress) -> socket.socket:
     """Returns a connected socket; of several addresses of a host, the first that accepts."""
-    names: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
     if address.scheme != "unix":
-        found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        names = [(family, name) for family, _, _, _, name in found]
-    failure: OSError | None = None
-    for family, name in names:
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            await _connect(sock, name)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    assert failure is not None
-    raise failure
+        return socket.create_connection((address.host, address.port), HANDSHAKE_S)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(HANDSHAKE_S)
+        sock.connect(address.path)
+    except BlockingIOError as error:  # its backlog is full
+        sock.close()
+        why = "too many connections wait to be accepted"
+        raise BlockingIOError(error.errno, why) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _check_owner(sock: socket.socket) -> None:
@@ -120,19 +117,6 @@ def _check_owner(sock: socket.socket) -> None:
     _, user, _ = _CREDENTIALS.unpack(credentials)
     if user not in (0, os.getuid()):
         raise NotAllowed(f"it runs as user {user}; set model_server_token_file")
-
-
-async def _connect(sock: socket.socket, name: Any) -> None:
-    code = sock.connect_ex(name)
-    if (
-        code == errno.EAGAIN
-    ):  # the backlog of a UNIX socket is full, which nothing reports the end of
-        raise BlockingIOError(code, "too many connections wait to be accepted")
-    if code == errno.EINPROGRESS:
-        await anyio.wait_writable(sock)
-        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        raise OSError(code, os.strerror(code))
 
 
 def prepare(sock: socket.socket) -> None:

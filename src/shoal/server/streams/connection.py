@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
-from shoal.failures.exceptions import goes_on
 from shoal.server.listeners import address_text, host_and_port
+from shoal.server.served_call import run_contained
 from shoal.server.shared import Change
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
-# How long a connection may be idle if its client has let a request time out.
-_LAST_IDLE_S: Final = 1.0
 _SENT_AT_ONCE: Final = 4  # large frames in one turn
 _MOST_UNREAD: Final = 2**16
 # How long handling data may take in one turn. Small frames take a hundred times as long as large
@@ -51,10 +49,6 @@ class RunningCall(Protocol):
     def disconnected(self) -> None: ...
 
     def end_early(self) -> None: ...
-
-    def drain(self) -> None: ...
-
-    def ping(self) -> bool: ...
 
 
 class StreamConnection(Receiver):
@@ -85,9 +79,6 @@ class StreamConnection(Receiver):
         self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._is_sending = False  # unsent data has a deadline
-        self._is_pinged = False
-        self._idle_since: float | None = None
-        self._has_late_chance = False
         self._has_timed_out = False
 
     def start(self, received: bytes) -> None:
@@ -100,8 +91,6 @@ class StreamConnection(Receiver):
         """Closes when no stream is open any more; a client may open one very soon."""
         if self._tasks is not None and not self._closed:
             self._set_timeout()
-            for call in tuple(self.calls):
-                call.drain()
 
     def end_early(self) -> None:
         if not self._finishing:
@@ -115,7 +104,6 @@ class StreamConnection(Receiver):
     # Reports of the transport.
 
     def data_received(self, data: bytes) -> None:
-        self._is_pinged = False
         if not self._finishing:
             self._received += data
             if len(self._received) >= _MOST_UNREAD:
@@ -149,17 +137,12 @@ class StreamConnection(Receiver):
         pass
 
     @abstractmethod
-    def _input_ended(self) -> None:
-        """Handles the end of the client's input, after all of it was handled."""
+    def _set_quiet_timeout(self) -> None:
+        """Sets the deadline of a connection without unsent data."""
 
-    def _farewell(self) -> bytes:
-        """Returns the bytes to send before an idle connection is closed."""
-        return b""
-
-    @property
     @abstractmethod
-    def _is_idle(self) -> bool:
-        """Whether no stream is open."""
+    def _quiet_too_long(self) -> None:
+        """Handles that this deadline has passed."""
 
     def _turn_cost(self) -> int:
         return _MOST_COST
@@ -229,33 +212,28 @@ class StreamConnection(Receiver):
     # The reading task.
 
     def _start_task(self) -> None:
-        self.shared.context.run(self.shared.tasks.start_soon, self._run)
+        shared = self.shared
+        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
 
-    async def _run(self) -> None:
-        try:
-            with self.shared.faults.contained(address_text(self.peer or "")):
-                async with anyio.create_task_group() as self._tasks:
-                    try:
-                        if not self._closed:
-                            self._begin()
-                        self._request_turn()
-                        await self._read()
-                    except BaseException:
-                        # Before the calls are cancelled, so that they don't answer.
-                        self.close()
-                        raise
-                    finally:
-                        if self.shared.parking.leave_scopes_in(self._tasks.cancel_scope):
-                            _log.warning("the application has left a cancel scope open")
-        except BaseException as error:
-            if goes_on(error, self.shared.parking):
-                raise
-            # For example a cancellation that nobody has requested.
-            _log.error("the application has ended a connection", exc_info=error)
-        finally:
-            self.close()
-            self._tasks = None
-            self._released()
+    async def run(self) -> bool:
+        with self.shared.faults.contained(address_text(self.peer or "")):
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    if not self._closed:
+                        self._begin()
+                    self._request_turn()
+                    await self._read()
+                except BaseException:
+                    # Before the calls are cancelled, so that they don't answer.
+                    self.close()
+                    raise
+        return True
+
+    def ended(self, *, is_reusable: bool) -> None:
+        del is_reusable  # it has closed
+        self.close()
+        self._tasks = None
+        self._released()
 
     async def _read(self) -> None:
         while not self._closed:
@@ -264,8 +242,7 @@ class StreamConnection(Receiver):
                 self._has_turn = False
                 await self._handle_some()
             elif self._client_ended and not self._received:
-                self._input_ended()
-                self._close_socket()
+                self.close()
             else:
                 await self._changed.wait()
 
@@ -334,17 +311,8 @@ class StreamConnection(Receiver):
                 self._timeout.set(
                     time_to_send_s(len(self._transport.unsent), shared.options.send_timeout_s)
                 )
-        elif not self._is_idle:
-            self._idle_since = None
-            self._has_late_chance = False
-            self._timeout.set(shared.options.ping_interval_s)
         else:
-            # Frames that the client sends without opening a stream do not extend it.
-            now = shared.timeouts.now()
-            if self._idle_since is None:
-                self._idle_since = now
-            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_timed_out else shared.idle_s
-            self._timeout.set(max(0.0, self._idle_since + idle_s - now))
+            self._set_quiet_timeout()
 
     def _expire(self) -> None:
         if self._transport.is_blocked:
@@ -352,30 +320,11 @@ class StreamConnection(Receiver):
             self.abort()
         elif self._finishing:
             self.close()
-        elif not self._is_idle:
-            self._check_websockets()
-        elif not self._has_late_chance and self._has_more():
-            # A busy event loop may not have read data that arrived before the deadline.
-            self._has_late_chance = True
-            self._timeout.set(self.shared.late_request_s)
         else:
-            self._transport.send(self._farewell())
-            if self._has_timed_out:
-                self.finish()  # the client may still send, and shall read why
-            else:
-                self.close()
+            self._quiet_too_long()
 
     def _has_more(self) -> bool:
         """Reads available data; returns whether there was any."""
         if self._transport.has_unread():
             self._transport.read_now()
         return bool(self._received)
-
-    def _check_websockets(self) -> None:
-        """Pings WebSockets; ends the connection if the last ping had no reply."""
-        is_silent = self._is_pinged and not self._has_more()
-        self._is_pinged = sum(call.ping() for call in self.calls) > 0  # `sum` pings all
-        if is_silent and self._is_pinged:
-            self.abort()
-        else:
-            self._timeout.set(self.shared.options.ping_interval_s)

@@ -26,20 +26,21 @@ from shoal.errors import (
 )
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
+from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
-from shoal.replicas.remote.calls_as_data import CallsAsData
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 from shoal.serving.backend_options import MOST_REMOTE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
+    from shoal.core.forming.call_options import CallOptions
     from shoal.replicas.code.instance import Description
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message
@@ -82,6 +83,15 @@ class _Call(AnsweredCall):
         self._leave = leave
         for place in self._left:
             leave(place)
+
+
+class _Calls(NamedTuple):
+    """The calls of a message."""
+
+    method: str
+    items: list[Any]
+    options: Sequence[CallOptions | None]
+    trace: Mapping[str, str] | None = None
 
 
 class Ingress:
@@ -251,9 +261,8 @@ class Ingress:
     async def _run(self, frame: Frame, call: _Call) -> Message:
         batcher, calls = await self._opened(frame, streams=False)
         with continued(calls.trace):
-            outcomes = await batcher.batcher.find().outcomes_of(
-                calls.items, calls.call_options(_levels(batcher)), call.begun
-            )
+            find = batcher.batcher.find
+            outcomes = await find().outcomes_of(calls.items, calls.options, call.begun)
         try:
             self._refuse_unserved(outcomes)
             _raise_common(outcomes)
@@ -263,11 +272,11 @@ class Ingress:
 
     async def _stream(self, frame: Frame, call: _Call) -> None:
         batcher, calls = await self._opened(frame, streams=True)
-        items, options = calls.items, calls.call_options(_levels(batcher))
         with continued(calls.trace):
-            steps = _Steps(len(items))
+            steps = _Steps(len(calls.items))
             async with AsyncExitStack() as leaving, anyio.create_task_group() as tasks:
-                for place, (item, asked) in enumerate(zip(items, options, strict=True)):
+                pairs = zip(calls.items, calls.options, strict=True)
+                for place, (item, asked) in enumerate(pairs):
                     stream = batcher.batcher.find().begin_stream_of(item, asked)
                     try:  # in their order, and not by the tasks that read them
                         await leaving.enter_async_context(stream)
@@ -284,29 +293,33 @@ class Ingress:
                         self._connection.send_soon(part)  # with those of other streams
                         await call.sent_step()
 
-    async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, CallsAsData]:
+    async def _opened(self, frame: Frame, *, streams: bool) -> tuple[MethodBatcher, _Calls]:
         backend = self._found()
         try:
-            calls = CallsAsData(*unpickled(frame.body, frame.buffers))
+            method, items, data = unpickled(frame.body, frame.buffers)
         except Exception as error:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
-        if len(calls.items) > MOST_REMOTE:
-            raise ValueError(f"a message has {len(calls.items)} calls, more than {MOST_REMOTE}")
+        if len(items) > MOST_REMOTE:
+            raise ValueError(f"a message has {len(items)} calls, more than {MOST_REMOTE}")
         self._traffic["messages"] += 1
-        self._traffic["requests"] += len(calls.items)
-        batcher = backend.method_batchers.get(calls.method)
+        self._traffic["requests"] += len(items)
+        batcher = backend.method_batchers.get(method)
         if batcher is None:
             try:
-                batcher = await backend.method_batcher(calls.method)
+                batcher = await backend.method_batcher(method)
             except BatcherClosed as error:
                 raise self._unserved("is closing") from error
         if batcher.streams is not streams:
             raise TypeError(
                 f"{batcher.batcher.name} {'gives one result' if streams else 'streams'}"
             )
-        if (defaults := self._defaults.get(calls.method)) is not None:
-            calls = calls._replace(items=defaults.put_into(calls.items))
-        return batcher, calls
+        if (defaults := self._defaults.get(method)) is not None:
+            items = defaults.put_into(items)
+        if data is None:
+            return batcher, _Calls(method, items, [None] * len(items))
+        batch = BatchAsData(*data)
+        options = batch.call_options(batcher.batcher.options.priority_levels)
+        return batcher, _Calls(method, items, options, batch.trace)
 
     def _found(self) -> Backend:
         backend = self._backend
@@ -376,10 +389,6 @@ class _Steps:
             for has_room in self._has_room:
                 has_room.set()
             yield step
-
-
-def _levels(batcher: MethodBatcher) -> int:
-    return batcher.batcher.options.priority_levels
 
 
 def _for_ingress(description: Description, config: BackendConfig) -> Description:

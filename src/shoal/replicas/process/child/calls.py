@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import continued, running_batch, running_replica, setting
@@ -62,20 +63,13 @@ def stacked(items: list[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
     return Stacked(items)
 
 
+@dataclass(eq=False)
 class Work:
-    def __init__(
-        self,
-        method: str,
-        handler: Handler,
-        items: list[Any],
-        batch: Batch | None,
-        inner: InnerCalls,
-    ) -> None:
-        self.method = method
-        self.handler = handler
-        self.items = items
-        self._batch = batch
-        self._inner = inner
+    method: str
+    handler: Handler
+    items: list[Any]
+    batch: Batch | None
+    inner: InnerCalls
 
     def plain_results(self) -> Any:
         with self.is_running():
@@ -89,8 +83,8 @@ class Work:
     @contextmanager
     def is_running(self) -> Generator[None]:
         """Sets the code's batch (`shoal.current_batch`), its trace, and its own calls."""
-        batch = self._batch
-        with setting(inner_calls, self._inner):
+        batch = self.batch
+        with setting(inner_calls, self.inner):
             if batch is None:
                 yield
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
+from contextlib import closing
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from shoal.loops.event_loop import EventLoop
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import packed, unpickled
+from shoal.replicas.process.wire.open_batch import caused
 from shoal.replicas.threads import (
     InnerCalls,
     WorkCancelled,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.replicas.process.child.control import Control
 
 _WHERE: Final = "the process that the call was made by"
+_END: Final = object()
 
 
 class ParentChannel:
@@ -45,78 +48,55 @@ class ParentChannel:
         self._control = control
         self._ids = count(1)
         # The function that receives the frames of each call; the watchdog's thread calls it.
-        self._takers: dict[int, Callable[[Frame], object]] = {}
+        self._takers: dict[int, Callable[[Frame | TypeError], object]] = {}
         control.on_answer = self._answered
 
     def call(self, call: CallOut) -> Any:
         """Blocks until there is a response; raises RuntimeError in an event loop."""
-        answers = _BlockingAnswers(self, call)
-        try:
+        with closing(_BlockingAnswers(self, call)) as answers:
             return answers.next()
-        finally:
-            answers.leave()
 
     def call_each(self, calls: Iterable[CallOut], most: float) -> Generator[Outcome]:
         """Makes calls, up to `most` at a time; blocks for each outcome, in their order."""
-        begun = deque[_BlockingAnswers | TypeError]()
+        begun = deque[_BlockingAnswers]()
         try:
             for call in calls:
-                begun.append(self._begun_or_error(call))
+                begun.append(_BlockingAnswers(self, call))
                 if len(begun) >= most:
-                    yield _outcome(begun.popleft())
+                    yield begun.popleft().outcome()
             while begun:
-                yield _outcome(begun.popleft())
+                yield begun.popleft().outcome()
         finally:
-            while begun:
-                _leave(begun.pop())
-
-    def _begun_or_error(self, call: CallOut) -> _BlockingAnswers | TypeError:
-        try:
-            return _BlockingAnswers(self, call)
-        except TypeError as error:  # it can't be sent
-            return error
+            for answers in begun:
+                answers.close()
 
     def stream(self, call: CallOut) -> Generator[Any]:
         """Blocks for each step; closing the generator cancels the call."""
-        answers = _BlockingAnswers(self, call)
-        try:
-            while not answers.is_over:
-                step = answers.next()
-                if not answers.is_over:
-                    yield step
-        finally:
-            answers.leave()
+        with closing(_BlockingAnswers(self, call)) as answers:
+            while (step := answers.next()) is not _END:
+                yield step
 
     async def call_async(self, call: CallOut) -> Any:
-        answers = _Awaiting(self, call)
-        try:
+        with closing(_Awaiting(self, call)) as answers:
             return await answers.next()
-        finally:
-            answers.leave()
 
     async def stream_async(self, call: CallOut) -> AsyncGenerator[Any, None]:
         """Closing the generator cancels the call."""
-        answers = _Awaiting(self, call)
-        try:
-            while not answers.is_over:
-                step = await answers.next()
-                if not answers.is_over:
-                    yield step
-        finally:
-            answers.leave()
+        with closing(_Awaiting(self, call)) as answers:
+            while (step := await answers.next()) is not _END:
+                yield step
 
-    def begin(self, call: CallOut, taker: Callable[[Frame], object]) -> int:
+    def begin(self, call: CallOut, taker: Callable[[Frame | TypeError], object]) -> int:
         """Sends a call; its frames go to `taker`, in the watchdog's thread."""
+        id_ = next(self._ids)
         try:
             message = packed(call, dumps=self._control.dumps)
         except Exception as error:
-            raise TypeError(
-                f"the arguments of a call to {call.endpoint!r} can't be sent between processes: "
-                f"{error}"
-            ) from error
-        id_ = next(self._ids)
-        self._takers[id_] = taker
-        self._control.send(FrameKind.CALL_OUT, id_, message)
+            text = f"the arguments of a call to {call.endpoint!r} can't be sent between processes"
+            taker(caused(TypeError(f"{text}: {error}"), error))
+        else:
+            self._takers[id_] = taker
+            self._control.send(FrameKind.CALL_OUT, id_, message)
         return id_
 
     def took(self, id_: int, steps: int) -> None:
@@ -142,12 +122,19 @@ class _Answers:
         self.id = 0
         self.is_over = False
 
-    def opened(self, frame: Frame | None) -> Any:
+    def opened(self, frame: Frame | TypeError | None) -> Any:
+        """Returns a result, a step, or `_END`; raises the error of the call."""
         if frame is None:
             raise WorkCancelled("the work that made the call was cancelled")
+        if isinstance(frame, TypeError):  # it can't be sent
+            self.is_over = True
+            try:
+                raise frame
+            finally:
+                del frame  # its traceback holds this frame
         self.is_over = frame.kind is not FrameKind.PART
         if frame.kind is FrameKind.END:
-            return None
+            return _END
         content = unpickled(frame.body, frame.buffers)
         if isinstance(content, ErrorAsData):
             raise content.as_exception(_WHERE)
@@ -157,7 +144,7 @@ class _Answers:
             self._taken = 0
         return content
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self._channel.leave(self.id, is_over=self.is_over)
 
 
@@ -168,7 +155,7 @@ class _BlockingAnswers(_Answers):
             raise RuntimeError(
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
-        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[Frame | TypeError | None] = queue.SimpleQueue()
         # Threads that the code starts are in no work's context.
         self._inner = inner_calls.get(InnerCalls())
         self.id = channel.begin(call, self._frames.put)
@@ -177,11 +164,21 @@ class _BlockingAnswers(_Answers):
         with self._inner.waiting(partial(self._frames.put, None)):
             return self.opened(self._frames.get())
 
+    def outcome(self) -> Outcome:
+        """Returns the result or the error of a call with one result."""
+        with closing(self):
+            try:
+                return self.next(), None
+            except WorkCancelled:
+                raise
+            except Exception as error:
+                return None, error
+
 
 class _Awaiting(_Answers):
     def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[Frame | TypeError] = deque()
         self._has_frames = anyio.Event()
         self._soon = EventLoop.here().soon
         self.id = channel.begin(call, self._take)
@@ -193,22 +190,6 @@ class _Awaiting(_Answers):
             await self._has_frames.wait()
         return self.opened(self._frames.popleft())
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame | TypeError) -> None:
         self._frames.append(frame)
         self._soon(lambda: self._has_frames.set())  # looked up when it runs
-
-
-def _leave(begun: _BlockingAnswers | TypeError) -> None:
-    if isinstance(begun, _BlockingAnswers):
-        begun.leave()
-
-
-def _outcome(begun: _BlockingAnswers | TypeError) -> Outcome:
-    if isinstance(begun, TypeError):
-        return None, begun
-    try:
-        return begun.next(), None
-    except WorkCancelled:
-        raise
-    except Exception as error:
-        return None, error

@@ -29,7 +29,7 @@ import time
 import traceback
 import types
 from contextvars import Context, copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -109,6 +109,7 @@ class NotStarted(SystemExit):
     """The code has failed to start, which the parent knows."""
 
 
+@dataclass(eq=False)
 class Child:
     """Runs the code of a replica.
 
@@ -120,30 +121,24 @@ class Child:
         on_close_error: Called in the handler of an error of the code's ``close()``.
     """
 
-    def __init__(
-        self,
-        control: Control,
-        codec: MessageCodec,
-        sock: socket.socket,
-        on_start: Callable[[CallAnswers], object] = lambda _: None,
-        on_close_error: Callable[[], object] = traceback.print_exc,
-    ) -> None:
-        self._on_start = on_start
-        self._on_close_error = on_close_error
-        self._control = control
-        self._codec = codec
-        self._socket = sock
-        self._reader = FrameReader()
+    control: Control
+    codec: MessageCodec
+    sock: socket.socket
+    on_start: Callable[[CallAnswers], object] = lambda _: None
+    on_close_error: Callable[[], object] = traceback.print_exc
+
+    def __post_init__(self) -> None:
+        self._reader: FrameReader = FrameReader()
 
     def run(self) -> None:
         """Starts and runs the code until a message closes it, or the parent is gone."""
-        frame = receive(self._socket, self._reader)
+        frame = receive(self.sock, self._reader)
         if frame is None:
-            self._control.on_gone()
+            self.control.on_gone()
             return
-        start_message: StartMessage = self._codec.opened_here(frame)
+        start_message: StartMessage = self.codec.opened_here(frame)
         running_replica.set(Identity(*start_message[:3]))
-        parent_channel.set(ParentChannel(self._control))
+        parent_channel.set(ParentChannel(self.control))
         try:
             definition, user_config = _loaded(start_message)
             answers = None
@@ -167,13 +162,13 @@ class Child:
 
     def _answers_of(self, definition: Definition, user_config: Any) -> CallAnswers:
         instance = Instance(definition)
-        answers = CallAnswers(self._codec, instance, self._control.draining, self._control.dumps)
+        answers = CallAnswers(self.codec, instance, self.control.draining, self.control.dumps)
         if user_config is not None:
             answers.reconfigure_hook(user_config)
         return answers
 
     def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
-        work = SyncWork(answers, self._control, self._socket, self._reader)
+        work = SyncWork(answers, self.control, self.sock, self._reader)
         instance = answers.instance
         context = copy_context()
         try:
@@ -183,10 +178,10 @@ class Child:
                 context.copy().run(warm_up)
         except Exception as error:
             self._fail_start(frame, error)
-        self._on_start(answers)
-        self._control.on_cancel = work.cancel
+        self.on_start(answers)
+        self.control.on_cancel = work.cancel
         if (health := instance.hook("health")) is not None:
-            self._control.on_health_check = lambda id_: self._control.check_in_thread(
+            self.control.on_health_check = lambda id_: self.control.check_in_thread(
                 id_, health, context
             )
         self._say(frame, FrameKind.RESULT, sendable(instance.description))
@@ -195,7 +190,7 @@ class Child:
             try:
                 context.copy().run(close)
             except Exception:
-                self._on_close_error()
+                self.on_close_error()
 
     async def _run_async(self, *args: Any) -> None:
         # Imported here: it loads event loops, which plain code does not need.
@@ -216,30 +211,30 @@ class Child:
             if answers is None:
                 answers = self._answers_of(definition, user_config)
             instance = answers.instance
-            work = make(answers, self._control, self._socket, self._reader, context)
+            work = make(answers, self.control, self.sock, self._reader, context)
             if user_config is not None:
                 await work.call_hook(answers.reconfigure_hook(user_config), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
                 await work.call_hook(warm_up)
         except Exception as error:
             self._fail_start(frame, error)
-        self._on_start(answers)
-        self._control.on_health_check = work.check_health
+        self.on_start(answers)
+        self.control.on_health_check = work.check_health
         work.send(FrameKind.RESULT, frame.id, packed(sendable(instance.description)))
         await work.run()
         if (close := instance.hook("close")) is not None:
             try:
                 await work.call_hook(close)
             except Exception:
-                self._on_close_error()
+                self.on_close_error()
 
     def _fail_start(self, frame: Frame, error: Exception) -> NoReturn:
-        self._socket.setblocking(True)
-        self._say(frame, FrameKind.ERROR, as_data(error, self._control.dumps))
+        self.sock.setblocking(True)
+        self._say(frame, FrameKind.ERROR, as_data(error, self.control.dumps))
         raise NotStarted(1)
 
     def _say(self, start_message: Frame, kind: FrameKind, content: Any) -> None:
-        send(self._socket, self._codec.frame(kind, start_message.id, packed(content)))
+        send(self.sock, self.codec.frame(kind, start_message.id, packed(content)))
 
 
 def _is_plain(instance: Instance) -> bool:

@@ -12,6 +12,7 @@ from contextvars import Context
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 from shoal.core.request import (
     NEVER,
     Batch,
@@ -59,14 +60,29 @@ class OptionsAsData(NamedTuple):
     # A column is None if all requests have the usual value.
     deadlines: list[float | None] | None  # on the sender's clock
     priorities: list[int] | None
+    asked_priorities: list[int | None] | None  # the levels that callers named
     costs: list[float] | None
     models: list[str | None] | None
     metadata: list[MetadataParts]
     places: list[int] | None  # of each request's metadata; None if all have the only one
 
+    def call_options(self, count: int, sent_at: float, levels: int) -> list[CallOptions]:
+        """Returns the options of new calls, of a batcher with this number of priority levels."""
+        deadlines = self.deadlines or [None] * count
+        priorities = self.asked_priorities or [None] * count
+        return [
+            CallOptions(
+                None if deadline is None else deadline - sent_at,
+                one,
+                None if priority is None else min(priority, levels),
+            )
+            for deadline, one, priority in zip(
+                deadlines, self._metadata(count), priorities, strict=True
+            )
+        ]
+
     def received(self, count: int, later_s: float) -> list[RequestOptions]:
-        known = [received_metadata(*parts) for parts in self.metadata]
-        metadata = [known[place] for place in self.places or [0] * count]
+        metadata = self._metadata(count)
         if self.models is not None:
             metadata = [
                 one if model is None else one.with_model(model)
@@ -80,6 +96,10 @@ class OptionsAsData(NamedTuple):
                 deadlines, metadata, priorities, costs, strict=True
             )
         ]
+
+    def _metadata(self, count: int) -> list[SentMetadata]:
+        known = [received_metadata(*parts) for parts in self.metadata]
+        return [known[place] for place in self.places or [0] * count]
 
 
 class BatchAsData(NamedTuple):
@@ -104,6 +124,12 @@ class BatchAsData(NamedTuple):
         batch = Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
         batch.trace = self.trace
         return batch
+
+    def call_options(self, levels: int) -> list[CallOptions]:
+        count = len(self.items)
+        if self.options is None:
+            return [NO_CALL_OPTIONS] * count
+        return OptionsAsData(*self.options).call_options(count, self.sent_at, levels)
 
 
 def received_options(
@@ -136,20 +162,17 @@ def batch_as_data(batch: Batch, now: float) -> tuple[Any, ...]:
 
 def options_as_data(requests: Sequence[Request]) -> tuple[Any, ...] | None:
     # An `OptionsAsData` as a plain tuple; None if no request has options.
-    options = options_of(requests)
+    options = [request.options or USUAL for request in requests]
     if options.count(USUAL) == len(options):
         return None
     return (
         column([one.deadline for one in options], None),
         column([one.priority for one in options], 1),
+        column([one.asked_priority for one in options], None),
         column([one.cost for one in options], 1),
         column([getattr(one, "model", None) for one in options], None),
         *metadata_as_data(options),
     )
-
-
-def options_of(requests: Sequence[Request]) -> list[RequestOptions]:
-    return [request.options or USUAL for request in requests]
 
 
 def column(values: list[Any], usual: Any) -> list[Any] | None:

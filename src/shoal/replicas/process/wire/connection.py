@@ -102,13 +102,9 @@ class FrameConnection(Generic[K]):
                 await anyio.wait_writable(self._socket)
                 self._send_some()
 
-    async def read(self, handle: Callable[[Frame[K]], object]) -> None:
-        """Passes each received frame to a function, until the other end is gone."""
-        while not self.is_closed:
-            await self.read_once(handle)
-
     async def read_by_loop(self, handle: Callable[[Frame[K]], object]) -> None:
-        """Like `read`, but calls the function outside of tasks if the event loop can."""
+        """Passes each received frame to a function, until the other end is gone."""
+        # Outside of tasks if the event loop can.
         closed = anyio.Event()
         if not self.begin_reading(handle, closed.set):
             await self.read_in_task(handle)
@@ -119,7 +115,7 @@ class FrameConnection(Generic[K]):
             self._end_reading()
 
     async def read_in_task(self, handle: Callable[[Frame[K]], object]) -> None:
-        """Like `read`, with the descriptor registered once."""
+        """Like `read_by_loop`, in a task."""
 
         def read() -> None:
             self.read_available(handle, _MOST_AT_ONCE)

@@ -26,10 +26,10 @@ from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 # The version of the protocol; both ends must have the same one.
-PROTOCOL: Final = 10
+PROTOCOL: Final = 11
 Buffer: TypeAlias = bytes | bytearray | memoryview
 # Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
@@ -226,19 +226,6 @@ class FrameReader(Generic[K]):
                 yield None
             self._target = None
         return taken
-
-
-def frames_in(reader: FrameReader[K], data: Buffer) -> Iterator[Frame[K]]:
-    """Decodes frames that were received without a socket."""
-    rest = memoryview(data)
-    while rest:
-        space = reader.space()
-        count = min(len(space), len(rest))
-        space[:count] = rest[:count]
-        reader.received(count)
-        rest = rest[count:]
-        while (frame := reader.next()) is not None:
-            yield frame
 
 
 def _check_from_afar(places: Sequence[int], given_back: int, size: int, most: int) -> None:
