@@ -192,7 +192,11 @@ class ComparedStream:
         self._items: list[Any] = []
 
     async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
+        try:
+            await self._stream.__aenter__()
+        except BaseException:
+            self._answer.end()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -154,7 +154,6 @@ class AdminApi:
         settings = settings or HttpOptions()
         self._client = client
         self._imports = ImportRule(allowed_modules)
-        self._heartbeat_s = settings.heartbeat_s
         self._recordings = 0  # that run now
         # The JSON around the item adds to the size of a call.
         self.routes = tuple(self._routes(settings.max_body_bytes + MAX_BODY_BYTES))
@@ -243,8 +242,7 @@ class AdminApi:
             exchange,
             cast("ItemStream", handle.stream(*args, **kwargs)),
             form_for(exchange),
-            admin_problem,
-            self._heartbeat_s,
+            explain=admin_problem,
         )
 
     async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:

@@ -102,7 +102,7 @@ class EndpointTable:
             # Here, as an application without endpoints starts sooner without them.
             from shoal.http.requests.call import EndpointCalls
 
-            calls = EndpointCalls(endpoint, self._options)
+            calls = EndpointCalls(endpoint, self._options, "websocket")
             self.sockets.add(endpoint.route or "", ("GET",), calls)
 
     def _add(self, entries: Iterable[_RouteEntry]) -> None:
@@ -222,11 +222,10 @@ class AppRouter:
             params = {**scope.get("path_params", {}), **match.params}
             scope = {**scope, "path_params": params}
         calls = match.routes["GET"]
-        name = calls.endpoint.name
         if SUBPROTOCOL not in scope["subprotocols"]:
             title = "The endpoint does not speak that sub-protocol"
             detail = f'It speaks {SUBPROTOCOL}: new WebSocket(url, "{SUBPROTOCOL}").'
-            await refuse(Problem(400, "no-such-subprotocol", title, detail), name)
+            await refuse(Problem(400, "no-such-subprotocol", title, detail), calls.name)
             return
         # Here, since this loads pydantic, as the endpoints do.
         from shoal.http.websocket.connection import SocketConnection
@@ -234,7 +233,7 @@ class AppRouter:
         try:
             connection = SocketConnection(scope, receive, send, calls, self._shared)
         except Refused as refused:  # a header of the handshake can't be read
-            await refuse(refused.problem, name)
+            await refuse(refused.problem, calls.name)
             return
         await connection.run(SUBPROTOCOL)
 

@@ -23,7 +23,6 @@ from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
     Problem,
     Refused,
-    explained,
     method_not_allowed,
     not_found,
     problem_json,
@@ -226,7 +225,7 @@ class RouteDispatcher:
             await self._answer_failure(exchange, route, error)
         finally:
             if exchange.status:  # else it has no answer
-                counted = exchange.counted or route
+                counted = exchange.calls or route
                 shared = self.shared
                 took_s = shared.now() - exchange.began_at
                 shared.times.count(counted.name, counted.protocol, exchange.status, took_s)
@@ -239,8 +238,7 @@ class RouteDispatcher:
                     raise error
                 error = ShutDown("the server ends")
             with _HOLDING:
-                name = (exchange.counted or route).name
-                problem = explained(error, self.shared.settings, name, exchange.request_id)
+                problem = exchange.explained(error, route.name)
             if exchange.status:
                 exchange.status = 500  # for the metrics: the client does not get the rest
                 raise error

@@ -17,14 +17,15 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.requests.departures import Watched
-from shoal.http.requests.problem import Refused, too_large
+from shoal.http.requests.problem import Refused, explained, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.batching.calls.leaving import WhenLeft
+    from shoal.http.requests.call import EndpointCalls
+    from shoal.http.requests.problem import Problem
     from shoal.http.requests.shared_parts import SharedParts
 
 
@@ -46,19 +49,13 @@ _LEAST_BYTES_PER_PIECE: Final = 64
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 
 
-class Counted(NamedTuple):
-    """How the metrics count a request, if its route has no single endpoint."""
-
-    name: str
-    protocol: str
-
-
 class Exchange:
     # Most requests change none of these; an attribute of the class costs them nothing.
     # The status of the response; 0 until it has begun. A response that breaks off gets the status
     # for the metrics, or 0 to stay uncounted.
     status = 0
-    counted: Counted | None = None
+    # The calls of its endpoint, under whose names it is counted.
+    calls: EndpointCalls | None = None
     _offered: Mapping[str, Any] | None = None
     # The extension `DECODED`, unless middleware is in between, which may have changed the body.
     ahead: Mapping[str, Any] | None = None
@@ -183,6 +180,12 @@ class Exchange:
     @property
     def request_id(self) -> str:
         return self.id.decode("ascii")
+
+    def explained(self, error: Exception, name: str = NO_ENDPOINT) -> Problem:
+        """Counts and logs an error of the request; returns its problem."""
+        if self.calls is not None:
+            return self.calls.explained(error, self.request_id)
+        return explained(error, self.settings, name, self.request_id)
 
     async def answer(
         self,
