@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from shoal.asgi.extensions import DISCONNECT, GUARDED
 from shoal.asgi.headers import BadRequest, RequestGuard
 from shoal.http.app.router import refuse_socket
-from shoal.http.requests.dispatch import PathMatch, ProblemRoute, Route
+from shoal.http.requests.dispatch import ProblemRoute
 from shoal.http.requests.problem import Problem
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ class AppGuard:
         else:
             title = HTTPStatus(refusal.status).phrase
             route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))
-            match = PathMatch[Route]({scope["method"]: route}, {})
-            await self._dispatcher.answer(scope, receive, send, match)
+            await self._dispatcher.answer(scope, receive, send, route)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):

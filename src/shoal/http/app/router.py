@@ -13,7 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from shoal.core.histogram import NO_ENDPOINT
-from shoal.http.requests.dispatch import Mounts, PathMatch, PathTable, ProblemRoute, Route
+from shoal.http.requests.dispatch import (
+    Mounts,
+    PathMatch,
+    PathTable,
+    ProblemRoute,
+    Route,
+    other_route,
+    with_params,
+)
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import (
     Problem,
@@ -24,7 +32,7 @@ from shoal.http.requests.problem import (
     starting,
 )
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
-from shoal.serving.names import METHODS, RESERVED
+from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -109,13 +117,10 @@ class EndpointTable:
         for path, method, route in _checked(entries):
             self.routes.add(path, (method,), route)
 
-    def elsewhere(self, path: str) -> PathMatch[Route] | None:
+    def elsewhere(self, path: str) -> Route | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
-        for protocol in self._protocols if self._others else ():
-            route = protocol.elsewhere(path)
-            if route is not None:
-                return PathMatch(dict.fromkeys(METHODS, route), {})
-        return None
+        refusals = [one.elsewhere(path) for one in self._protocols] if self._others else []
+        return next(filter(None, refusals), None)
 
     @cached_property
     def _protocols(self) -> list[ProtocolRoutes]:
@@ -161,14 +166,26 @@ class AppRouter:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
-            match = self.at(path, scope["method"])
-            if match is not None or self.mounts.at(path) is None:
-                if match is None and path == "/" and scope["method"] in ("GET", "HEAD"):
-                    match = self.pages.at(path, "GET")
-                elif match is None and self.table is not None:
-                    match = self.table.elsewhere(path)
-                return self._dispatcher.answer(scope, receive, send, match)
+            method = scope["method"]
+            match = self.at(path, method)
+            if match is not None:
+                route = match.routes.get(method) or other_route(method, match.routes)
+                if match.params:
+                    scope = with_params(scope, match)
+                return self._dispatcher.answer(scope, receive, send, route)
+            if self.mounts.at(path) is None:
+                return self._dispatcher.answer(scope, receive, send, self._elsewhere(path, method))
         return self._answer_besides(scope, receive, send, root, path)
+
+    def _elsewhere(self, path: str, method: str) -> Route:
+        """Returns the route for a path at which nothing is declared or mounted."""
+        route: Route | None = None
+        if path == "/" and method in ("GET", "HEAD"):
+            landing = self.pages.at(path, "GET")
+            route = landing and landing.routes["GET"]
+        elif self.table is not None:
+            route = self.table.elsewhere(path)
+        return route or ProblemRoute(not_found())
 
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
@@ -180,8 +197,7 @@ class AppRouter:
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            match = PathMatch[Route]({scope["method"]: self._starting}, {})
-            await self._dispatcher.answer(scope, receive, send, match)
+            await self._dispatcher.answer(scope, receive, send, self._starting)
         elif (await receive())["type"] == "websocket.connect":
             await refuse_socket(self._shared, scope, send, starting(self._settings))
 
@@ -218,9 +234,7 @@ class AppRouter:
         if match is None:
             await refuse(not_found())
             return
-        if match.params:
-            params = {**scope.get("path_params", {}), **match.params}
-            scope = {**scope, "path_params": params}
+        scope = with_params(scope, match)
         calls = match.routes["GET"]
         if SUBPROTOCOL not in scope["subprotocols"]:
             title = "The endpoint does not speak that sub-protocol"

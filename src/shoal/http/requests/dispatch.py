@@ -24,7 +24,6 @@ from shoal.http.requests.problem import (
     Problem,
     Refused,
     method_not_allowed,
-    not_found,
     problem_json,
     problem_of,
 )
@@ -203,17 +202,7 @@ class RouteDispatcher:
             self._new_exchange = TimedExchange
 
     @holds_ctrl_c
-    async def answer(
-        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route] | None
-    ) -> None:
-        route: Route | None = None
-        if match is not None:
-            route = match.routes.get(scope["method"])
-            if match.params:
-                params = {**scope.get("path_params", {}), **match.params}
-                scope = {**scope, "path_params": params}
-        if route is None:
-            route = _other_route(scope, None if match is None else match.routes)
+    async def answer(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
         exchange = self._new_exchange(self.shared, scope, receive, send)
         try:
             try:
@@ -271,8 +260,8 @@ class RouteDispatcher:
             is_refusal = isinstance(refusal, HTTPException)
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
-            route = ProblemRoute(problem_of(refusal, self.shared.settings))
-            await self.answer(scope, receive, send, PathMatch[Route]({scope["method"]: route}, {}))
+            problem = problem_of(refusal, self.shared.settings)
+            await self.answer(scope, receive, send, ProblemRoute(problem))
 
 
 class _Methods(Route):
@@ -286,10 +275,15 @@ class _Methods(Route):
         await exchange.answer_without_body(204, [self._allow])
 
 
-def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
-    method = scope["method"]
-    if routes is None:
-        return ProblemRoute(not_found())
+def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
+    """Returns the scope for the routes of a match, with the parameters of the path."""
+    if not match.params:
+        return scope
+    return {**scope, "path_params": {**scope.get("path_params", {}), **match.params}}
+
+
+def other_route(method: str, routes: Mapping[str, Route]) -> Route:
+    """Returns the route for a method that none of the routes at a path is for."""
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":
