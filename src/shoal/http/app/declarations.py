@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from inspect import isclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
 
 
-@dataclass(frozen=True)
-class ShadowDeclaration:
+class ShadowDeclaration(NamedTuple):
     backend: str
     proportion: float
     compare: Callable[[Any, Any], bool] | str | None
@@ -81,9 +80,7 @@ class Declarations:
                     methods=endpoint.methods,
                     traffic=endpoint.traffic,
                     shadows=[
-                        ShadowDeclaration(
-                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
-                        )
+                        ShadowDeclaration(tag, shadow.proportion, shadow.compare)
                         for tag, shadow in endpoint.shadows.items()
                     ],
                 )
@@ -181,9 +178,7 @@ class Declarations:
                     route=endpoint.path,
                     methods=endpoint.methods,
                     weights=endpoint.traffic or None,
-                    shadows=[
-                        (one.backend, one.proportion, one.compare) for one in endpoint.shadows
-                    ],
+                    shadows=endpoint.shadows,
                 )
         controller.announce_endpoints(())
 

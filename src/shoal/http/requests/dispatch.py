@@ -195,15 +195,10 @@ class RouteDispatcher:
 
     def __init__(self, shared: SharedParts) -> None:
         self.shared = shared
-        self._new_exchange = Exchange
-        if shared.settings.server_timing != "never":
-            from shoal.http.requests.timed import TimedExchange
-
-            self._new_exchange = TimedExchange
 
     @holds_ctrl_c
     async def answer(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
-        exchange = self._new_exchange(self.shared, scope, receive, send)
+        exchange = Exchange(self.shared, scope, receive, send)
         try:
             try:
                 await route.answer(exchange)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.problem import Problem
     from shoal.http.requests.shared_parts import SharedParts
+    from shoal.http.requests.timed import ServerTimes
 
 
 JSON: Final = b"application/json"
@@ -61,6 +62,8 @@ class Exchange:
     ahead: Mapping[str, Any] | None = None
     # The number of the decoder, and the item that it made in a front end.
     decoded: tuple[int, Any] | None = None
+    # For the header `Server-Timing`; None without it, and until a batch has the request.
+    times: ServerTimes | None = None
     # On a server without the extension `DISCONNECT`, once the client was watched.
     _watched: Watched | None = None
 
@@ -199,16 +202,15 @@ class Exchange:
             await self.answer_without_body(status, headers)
             return
         self.status = status
-        start = {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", media_type),
-                (b"content-length", b"%d" % len(body)),
-                *headers,
-                (b"x-request-id", self.id),
-            ],
-        }
+        sent = [
+            (b"content-type", media_type),
+            (b"content-length", b"%d" % len(body)),
+            *headers,
+            (b"x-request-id", self.id),
+        ]
+        if self.times is not None:
+            sent.append(self.times.header())
+        start = {"type": "http.response.start", "status": status, "headers": sent}
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         whole = {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body}
         if self._offered is None:
@@ -230,7 +232,7 @@ class Exchange:
             and self.ahead is not None
             and self.ahead["send"] == self._send
             and self.method != "HEAD"
-            and self.settings.server_timing == "never"
+            and self.times is None
         )
 
     async def answer_with_array(self, array: Any) -> None:
@@ -270,11 +272,10 @@ class Exchange:
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
         self.status = status
-        return {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*headers, (b"x-request-id", self.id)],
-        }
+        sent = [*headers, (b"x-request-id", self.id)]
+        if self.times is not None:
+            sent.append(self.times.header())
+        return {"type": "http.response.start", "status": status, "headers": sent}
 
     async def _deliver(self, *messages: Message) -> None:
         if self._offered is not None:
