@@ -19,8 +19,6 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import NO_ENDPOINT
@@ -258,10 +256,7 @@ class Exchange:
 
     async def piece_in_time(self, data: bytes) -> None:
         """Sends a piece of the body, within `send_timeout_s`."""
-        with anyio.move_on_after(self.send_timeout_s) as scope:
-            await self.piece(data)
-        if scope.cancelled_caught:
-            raise self.gave_up()
+        await self._deliver(_body(data, more=True))
 
     async def end(self, data: bytes) -> None:
         await self._deliver(_body(data, more=False))
