@@ -98,24 +98,30 @@ class ServerSentEvents(_Framed):
         self.last = last
 
 
-class NumberedEvents(ServerSentEvents):
+class NumberedEvents(StreamForm):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
+    media_type = ServerSentEvents.media_type
+    heartbeat = ServerSentEvents.heartbeat
+    headers = (VARIES,)
     stops_reconnection = True
-    _number = 0
+
+    def __init__(self, last: bytes) -> None:
+        self._events = ServerSentEvents(last)
+        self._number = 0
 
     def first_heartbeat(self) -> bytes:
         # An event without data is not passed to the page, but the browser remembers its id.
         return _RETRY + b"id: 0\n\n"
 
     def item(self, value: Any) -> bytes:
-        return self._numbered(super().item(value))
+        return self._numbered(self._events.item(value))
 
     def end(self) -> bytes:
-        return self._numbered(super().end())
+        return self._numbered(self._events.end())
 
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(super().error(problem, request_id))
+        return self._numbered(self._events.error(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
         self._number = number = self._number + 1

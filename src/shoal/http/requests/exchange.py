@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.problem import Problem
     from shoal.http.requests.shared_parts import SharedParts
-    from shoal.http.requests.timed import ServerTimes
 
 
 JSON: Final = b"application/json"
@@ -46,6 +45,21 @@ WITHOUT_BODY: Final = (204, 304)
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
+
+
+class ServerTimes:
+    """What the header `Server-Timing` says; of several calls of a request the longest times."""
+
+    # Until a worker slot was free; waiting for others to fill the batch; in the handler.
+    queue_s = wait_s = run_s = 0.0
+    ran_from = 0.0  # on the loop's clock
+
+    def header(self) -> tuple[bytes, bytes]:
+        times = [("queue", self.queue_s), ("wait", self.wait_s)]
+        if self.run_s:
+            times.append(("run", self.run_s))
+        listed = ", ".join([f"{name};dur={took_s * 1000:.3f}" for name, took_s in times])
+        return b"server-timing", listed.encode("ascii")
 
 
 class Exchange:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.core.events import BatchObserver
 from shoal.http.requests.call import HttpMetadata
-from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.exchange import Exchange, ServerTimes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch, Request
 
 ASKED: Final = b"x-server-timing"
-
-
-class ServerTimes:
-    """A request of several items has several calls; the longest of their times count."""
-
-    # Until a worker slot was free; waiting for others to fill the batch; in the handler.
-    queue_s = wait_s = run_s = 0.0
-    ran_from = 0.0  # on the loop's clock
-
-    def header(self) -> tuple[bytes, bytes]:
-        times = [("queue", self.queue_s), ("wait", self.wait_s)]
-        if self.run_s:
-            times.append(("run", self.run_s))
-        listed = ", ".join([f"{name};dur={took_s * 1000:.3f}" for name, took_s in times])
-        return b"server-timing", listed.encode("ascii")
 
 
 class RequestTimer(BatchObserver):
