@@ -59,7 +59,6 @@ class ArrivalRecorder(BatchObserver):
         began_at: float,
         *,
         most_requests: int,
-        most_a_second: int,
         wants: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.requests = 0
@@ -67,11 +66,8 @@ class ArrivalRecorder(BatchObserver):
         # Earlier requests are noted with this time of arrival.
         self._began_at = began_at
         self._most_requests = most_requests
-        self._most_a_second = most_a_second  # further requests are left out, and counted
         self._wants = wants  # whether to record a batcher, by name
         self._held: deque[Note] = deque()
-        self._second: int = -1
-        self._in_second: int = 0
         # of this recording only, so that nobody can try out keys
         self._salt = secrets.token_bytes(16)
 
@@ -109,12 +105,12 @@ class ArrivalRecorder(BatchObserver):
             self._note_all(batcher, (request,), batch.id, now)
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        if self._wants(batcher) and self._room_for(1, now):
+        if self._wants(batcher) and self._room_for(1):
             left_s = round(max(0.0, now - request.arrived_at), _MICROSECONDS)
             self._held.append({**self._note(batcher, request), "outcome": why, "left_s": left_s})
 
     def _note_all(self, batcher: str, requests: Sequence[Request], batch: int, now: float) -> None:
-        for request in requests[: self._room_for(len(requests), now)]:
+        for request in requests[: self._room_for(len(requests))]:
             note = self._note(batcher, request)
             note["batch"] = batch
             note["took_s"] = round(now - request.arrived_at, _MICROSECONDS)
@@ -152,18 +148,9 @@ class ArrivalRecorder(BatchObserver):
             note["queue_timeout_s"] = options.queue_timeout_s
         return note
 
-    def _room_for(self, count: int, now: float) -> int:
-        second = int(now - self._began_at)
-        if second != self._second:
-            self._second, self._in_second = second, 0
-        room = min(
-            self._most_a_second - self._in_second,
-            self._most_requests - self.requests,
-            MOST_HELD - len(self._held),
-            count,
-        )
+    def _room_for(self, count: int) -> int:
+        room = min(self._most_requests - self.requests, MOST_HELD - len(self._held), count)
         room = max(0, room)
-        self._in_second += room
         self.requests += room
         self.lost += count - room
         return room
@@ -198,11 +185,12 @@ FORMAT: Final = 1
 
 LONGEST_S: Final = 86_400.0
 
-# The defaults of the limits of a recording, and how high they may be set.
-_LIMITS: Final = {"most_requests": (1_000_000, 10_000_000), "most_a_second": (20_000, 50_000)}
+# How many requests are recorded by default, and at most.
+_REQUESTS: Final = 1_000_000
+_MOST_REQUESTS: Final = 10_000_000
 
 # The members of a request, and whether it must have them.
-MEMBERS: Final = {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)}
+MEMBERS: Final = {"seconds": True, "backend": False, "most_requests": False}
 
 # The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4
@@ -233,8 +221,7 @@ class RunningRecording:
         self.why_ended = "time"
         self.recorder = ArrivalRecorder(
             self._began_at,
-            most_requests=_count(body, "most_requests"),
-            most_a_second=_count(body, "most_a_second"),
+            most_requests=_most_requests(body),
             wants=self._wants,
         )
 
@@ -333,11 +320,9 @@ def _written(notes: list[Note]) -> bytes:
     return one_line_json(b"".join(lines))
 
 
-def _count(body: dict[str, Any], name: str) -> int:
-    value, (usual, most) = body.get(name), _LIMITS[name]
-    if value is None:
-        return usual
-    count = whole(name, value, least=1)
-    if count > most:
-        raise ValueError(f"{name} must be at most {most}, not {count}")
+def _most_requests(body: dict[str, Any]) -> int:
+    value = body.get("most_requests")
+    count = _REQUESTS if value is None else whole("most_requests", value, least=1)
+    if count > _MOST_REQUESTS:
+        raise ValueError(f"most_requests must be at most {_MOST_REQUESTS}, not {count}")
     return count
