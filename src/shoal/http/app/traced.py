@@ -5,7 +5,6 @@ The application's own pages have no spans, since machines fetch them all the tim
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
@@ -37,10 +36,7 @@ class RequestTracer:
         self._tracer = tracer
         self._path_of = path_of
 
-    def around(self, app: ASGIApp) -> ASGIApp:
-        return partial(self._answer, app)
-
-    async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         below = "" if kind not in ("http", "websocket") or TRACE in scope else split_path(scope)[1]
         if not below or below.startswith(PAGES):
