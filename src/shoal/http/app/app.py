@@ -121,7 +121,7 @@ class App:
         if guarded.checks_all:
             self._apps["http"] = guarded
         self.tracer: RequestTracer | None = None
-        self.own_pages = Pages(self._router.mounts, self._declared, self._shared, self._now)
+        self.own_pages = Pages(self._declared, self._shared, self._now)
         self.own_pages.add_to(self._router.pages)
 
     @classmethod
@@ -312,7 +312,7 @@ class App:
         prefix = checked_path(path, example, may_have_parameters=False).rstrip("/")
         if lifespan and self._is_up():
             raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
-        self._router.mounts.add(prefix, Mounted(app) if lifespan else app)
+        self._declared.add_mount(prefix, Mounted(app) if lifespan else app)
 
     @property
     def metrics(self) -> CollectorRegistry:
@@ -360,7 +360,7 @@ class App:
                 self._controller() as controller,
                 self.answering(controller, is_complete=False),
             ):
-                async with lifespans_of(self._router.mounts.by_prefix.values()):
+                async with lifespans_of(self._declared.mounts.values()):
                     self._answer_by(controller)
                     yield
                 # Before the batched functions lose their batchers: queued requests may call them.

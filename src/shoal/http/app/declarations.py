@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import ExitStack
 
+    from starlette.types import ASGIApp
+
     from shoal.http.app.code import Declared
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.controller.controller import Controller
@@ -57,6 +59,21 @@ class Declarations:
         self.loading: list[str] = []
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
         self.endpoints: dict[str, EndpointDeclaration] = {}
+        # Mounted applications, by prefix.
+        self.mounts: dict[str, ASGIApp] = {}
+
+    def add_mount(self, prefix: str, app: ASGIApp) -> None:
+        """Raises TypeError for other objects, ValueError if the prefix is taken."""
+        if not callable(getattr(app, "app", app)):
+            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
+        if prefix in self.mounts:
+            raise ValueError(f"{prefix or '/'!r} is mounted already")
+        self.mounts[prefix] = app
+
+    def mounted_at(self, path: str) -> tuple[str, ASGIApp] | None:
+        prefixes = [one for one in self.mounts if path == one or path.startswith(f"{one}/")]
+        longest = max(prefixes, key=len, default=None)
+        return None if longest is None else (longest, self.mounts[longest])
 
     def add_backend(self, tag: str, definition: Definition, config: BackendConfig) -> None:
         if config.batching.get("cache") is not None:

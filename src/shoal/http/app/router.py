@@ -8,13 +8,12 @@ WebSocket has no method. Where several endpoints are at one path, it is for the 
 from __future__ import annotations
 
 import logging
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.requests.dispatch import (
-    Mounts,
     PathMatch,
     PathTable,
     ProblemRoute,
@@ -31,7 +30,7 @@ from shoal.http.requests.problem import (
     problem_json,
     starting,
 )
-from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
+from shoal.http.requests.protocol import HttpProtocol, protocol_objects
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
@@ -49,22 +48,6 @@ if TYPE_CHECKING:
 
 _RouteEntry: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")
-
-
-class _JsonRoutes(ProtocolRoutes):
-    """Shoal's own protocol: each endpoint is at its declared path."""
-
-    def __init__(self, options: HttpOptions) -> None:
-        # Only with an endpoint: these load pydantic.
-        from shoal.http.json.endpoint import EndpointRoute, JsonCodec
-
-        self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
-
-    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
-        if endpoint.route is not None:
-            route = self._route(endpoint)
-            for method in endpoint.methods:
-                yield endpoint.route, method, route
 
 
 def _checked(entries: Iterable[_RouteEntry]) -> list[_RouteEntry]:
@@ -88,44 +71,42 @@ class EndpointTable:
     ) -> None:
         self._controller = controller
         self._options = options
-        self._others = protocols
+        self._protocols = [one.routes(controller, options) for one in protocols]
         self.registry = controller.registry
         self.rebuild(strict=True)
 
     def rebuild(self, *, strict: bool = False) -> None:
         self.version = self.registry.version
         self.routes = PathTable[Route]()
+        self.sockets: PathTable[EndpointCalls] = PathTable()
         endpoints = self._controller.endpoints.values()
-        for protocol in self._protocols if endpoints or self._others else ():
+        self._add_own([one for one in endpoints if one.route is not None])
+        for protocol in self._protocols:
             for endpoint in (*endpoints, None):
                 try:
-                    self._add(protocol.besides() if endpoint is None else protocol.of(endpoint))
+                    entries = protocol.besides() if endpoint is None else protocol.of(endpoint)
+                    for path, method, route in _checked(entries):
+                        self.routes.add(path, (method,), route)
                 except Exception:
                     if strict:
                         raise
                     _log.exception("the protocol of %s failed", type(protocol).__qualname__)
-        self.sockets: PathTable[EndpointCalls] = PathTable()
-        placed = [one for one in endpoints if one.route is not None]
-        for endpoint in sorted(placed, key=lambda one: "GET" not in one.methods):
-            # Here, as an application without endpoints starts sooner without them.
-            from shoal.http.requests.call import EndpointCalls
 
-            calls = EndpointCalls(endpoint, self._options, "websocket")
-            self.sockets.add(endpoint.route or "", ("GET",), calls)
+    def _add_own(self, endpoints: Sequence[Endpoint]) -> None:
+        """Adds the routes of Shoal's own protocol: each endpoint is at its declared path."""
+        if not endpoints:
+            return  # these load pydantic, so an application without endpoints starts sooner
+        from shoal.http.json.endpoint import EndpointRoute, JsonCodec
 
-    def _add(self, entries: Iterable[_RouteEntry]) -> None:
-        for path, method, route in _checked(entries):
-            self.routes.add(path, (method,), route)
+        routes = [EndpointRoute(one, JsonCodec, self._options) for one in endpoints]
+        for one, route in zip(endpoints, routes, strict=True):
+            self.routes.add(one.route or "", one.methods, route)
+        for route in sorted(routes, key=lambda one: "GET" not in one.calls.endpoint.methods):
+            self.sockets.add(route.calls.endpoint.route or "", ("GET",), route.calls)
 
     def elsewhere(self, path: str) -> Route | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
-        refusals = [one.elsewhere(path) for one in self._protocols] if self._others else []
-        return next(filter(None, refusals), None)
-
-    @cached_property
-    def _protocols(self) -> list[ProtocolRoutes]:
-        others = [one.routes(self._controller, self._options) for one in self._others]
-        return [_JsonRoutes(self._options), *others]
+        return next(filter(None, [one.elsewhere(path) for one in self._protocols]), None)
 
 
 # The sub-protocol of WebSockets that a client asks for.
@@ -139,7 +120,6 @@ class AppRouter:
     """Passes each request to the part that answers it: pages, endpoints, then mounts."""
 
     def __init__(self, declared: Declarations, dispatcher: RouteDispatcher) -> None:
-        self.mounts = Mounts()
         self.pages = PathTable[Route]()
         self._table: EndpointTable | None = None
         self._declared = declared
@@ -173,7 +153,7 @@ class AppRouter:
                 if match.params:
                     scope = with_params(scope, match)
                 return self._dispatcher.answer(scope, receive, send, route)
-            if self.mounts.at(path) is None:
+            if self._declared.mounted_at(path) is None:
                 return self._dispatcher.answer(scope, receive, send, self._elsewhere(path, method))
         return self._answer_besides(scope, receive, send, root, path)
 
@@ -209,7 +189,7 @@ class AppRouter:
     async def _answer_besides(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
-        kind, mounted = scope["type"], self.mounts.at(path)
+        kind, mounted = scope["type"], self._declared.mounted_at(path)
         table = self.table if kind == "websocket" else None
         match = None if table is None else table.sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):

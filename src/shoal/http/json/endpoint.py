@@ -93,18 +93,18 @@ class EndpointRoute(Route):
         self, endpoint: Endpoint, make_codec: Callable[[Signature], JsonCodec], options: HttpOptions
     ) -> None:
         super().__init__(endpoint.name)
-        self._calls = EndpointCalls(endpoint, options, self.protocol)
+        self.calls = EndpointCalls(endpoint, options, self.protocol)
         self._make_codec = make_codec
         self._options = options
 
     async def answer(self, exchange: Exchange) -> None:
-        exchange.calls = self._calls
+        exchange.calls = self.calls
         # The batcher is found after the body was read: meanwhile the traffic may have moved.
         decoded = exchange.decoded
         if decoded is not None and not may_be_decoded_ahead(exchange):
             decoded = None
         body = await exchange.body() if decoded is None else b""
-        call = await self._calls.find(exchange)
+        call = await self.calls.find(exchange)
         found = call.batcher
         if decoded is not None and not self._takes(found, decoded[0]):
             decoded, body = None, await exchange.body()

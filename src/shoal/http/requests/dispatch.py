@@ -170,26 +170,6 @@ class PathTable(Generic[R]):
                 yield PathMatch(pattern.routes, params, pattern.path)
 
 
-class Mounts:
-    """Mounted applications, by prefix, in the order of mounting."""
-
-    def __init__(self) -> None:
-        self.by_prefix: dict[str, ASGIApp] = {}
-
-    def add(self, prefix: str, app: ASGIApp) -> None:
-        """Raises TypeError for other objects, ValueError if the prefix is taken."""
-        if not callable(getattr(app, "app", app)):
-            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
-        if prefix in self.by_prefix:
-            raise ValueError(f"{prefix or '/'!r} is mounted already")
-        self.by_prefix[prefix] = app
-
-    def at(self, path: str) -> tuple[str, ASGIApp] | None:
-        found = [one for one in self.by_prefix if path == one or path.startswith(f"{one}/")]
-        longest = max(found, key=len, default=None)
-        return None if longest is None else (longest, self.by_prefix[longest])
-
-
 class RouteDispatcher:
     """Calls the route of a request, turns errors into responses, and counts the requests."""
 
