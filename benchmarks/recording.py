@@ -26,7 +26,7 @@ async def echo(items: list[int]) -> list[int]:
 async def one_round(*, recorded: bool) -> tuple[float, float, int]:
     """Gives the CPU seconds of the calls, those of writing what was noted, and its bytes."""
     batcher = shoal.Batcher(echo, max_batch_size=BATCH, name="echo")
-    recorder = ArrivalRecorder(anyio.current_time(), most_requests=10**9, most_a_second=10**9)
+    recorder = ArrivalRecorder(anyio.current_time(), most_requests=10**9)
     if recorded:
         batcher.observers.add(recorder)
     written_s, size = 0.0, 0

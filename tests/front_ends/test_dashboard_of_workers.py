@@ -81,7 +81,7 @@ async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(app, held)
         await until(lambda: statistics(app).queued == 2)
         async with viewing(server) as viewer:
             [backend] = viewer.state["backends"]
-            assert (backend["name"], backend["running"], backend["queued"]) == ("held", 1, 2)
+            assert (backend["tag"], backend["ongoing"], backend["queued"]) == ("held", 1, 2)
             held.go.set()
             await viewer.until(lambda: [row for row in viewer.rows if row[1] == 2])
             _, _, _, size, limit, *_ = viewer.rows[-1]

@@ -13,9 +13,8 @@ from shoal.http.admin.recordings import ArrivalRecorder
 SECRET = "the-patient's-name"
 
 
-def recorder(**options):
-    most = {"most_requests": 1000, "most_a_second": 1000}
-    return ArrivalRecorder(anyio.current_time(), **{**most, **options})
+def recorder(most_requests=1000, **options):
+    return ArrivalRecorder(anyio.current_time(), most_requests=most_requests, **options)
 
 
 def requests_in(notes):
@@ -99,7 +98,7 @@ async def test_keys_of_any_type_have_equal_hashes_if_they_are_equal():
 
 async def test_a_deadline_that_an_option_makes_is_not_noted():
     batcher = shoal.Batcher(slow, name="slow", request_timeout_s=30)
-    batcher.observers.add(told := recorder(request_timeout_s=lambda _: 30))
+    batcher.observers.add(told := recorder())
     async with batcher as call:
         await call(1)
         await call.options(timeout_s=20)(1)
@@ -150,13 +149,13 @@ async def test_requests_that_were_there_already_arrive_at_its_beginning():
 
 async def test_what_is_too_much_is_left_out_and_counted(monkeypatch):
     batcher = shoal.Batcher(slow, name="slow", max_batch_size=10)
-    batcher.observers.add(told := recorder(most_a_second=3, most_requests=5))
+    batcher.observers.add(told := recorder(most_requests=15))
     async with batcher as call:
         await call.map(range(10))
-        assert (told.requests, told.lost, told.is_full) == (3, 7, False)
+        assert (told.requests, told.lost, told.is_full) == (10, 0, False)
         await call.map(range(10))
-        assert (told.requests, told.lost, told.is_full) == (5, 15, True)
-    assert len(requests_in(told.take())) == 5
+        assert (told.requests, told.lost, told.is_full) == (15, 5, True)
+    assert len(requests_in(told.take())) == 15
 
 
 async def test_notes_that_nobody_takes_are_bounded(monkeypatch):

@@ -37,8 +37,6 @@ async def record(trace, options, path):
     recorder = ArrivalRecorder(
         began_at,
         most_requests=10**6,
-        most_a_second=10**6,
-        request_timeout_s=lambda _: options.get("request_timeout_s"),
     )
     batcher = shoal.Batcher(handler, name="recorded", **options)
     batcher.observers.add(recorder)

@@ -58,7 +58,6 @@ def add_trace_arguments(parser: ArgumentParser) -> None:
     add(parser, "-o --output FILE", "the file, which must not exist", Path, Path("trace.jsonl"))
     add(parser, "--backend TAG", "record this backend only; by default all", tag)
     add(parser, "--max-requests N", "end after N requests (1,000,000)", count)
-    add(parser, "--max-rate N", "drop requests above N in one second (20,000)", count)
     add_server_arguments(parser)
 
 
@@ -177,7 +176,6 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                 arguments.seconds,
                 backend=arguments.backend,
                 most_requests=arguments.max_requests,
-                most_a_second=arguments.max_rate,
             ) as lines:
                 async for line in lines:
                     recorded.add(line)

@@ -41,9 +41,9 @@ from shoal.failures.exceptions import own_copy
 from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.departures import Departures, Watched
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.problem import Problem, Refused, explained
+from shoal.http.requests.problem import Refused
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import ItemStream, answer_with_stream
+from shoal.http.requests.streaming import ItemStream, answer_with_stream, headers_of
 from shoal.integrations.error_responses import ErrorKeywords, ErrorResponses
 
 if TYPE_CHECKING:
@@ -190,14 +190,13 @@ class ResultStreamResponse(Response):
             await self.background()
 
     async def _send_to(self, exchange: Exchange) -> None:
-        settings = exchange.settings
-
-        def explain(error: Exception) -> Problem:
-            return explained(error, settings, _route_name(exchange.scope), exchange.request_id)
-
         try:
             form = form_for(exchange)
-            await answer_with_stream(exchange, self._stream, form, explain, settings.heartbeat_s)
+            if exchange.wants_no_body:
+                await exchange.answer_without_body(200, headers_of(form))
+                return
+            explain = partial(exchange.explained, name=_route_name(exchange.scope))
+            await answer_with_stream(exchange, self._stream, form, explain=explain)
         except CallerLeft:
             if exchange.is_cut_off:
                 raise ShutDown("the server ends") from None

@@ -100,7 +100,7 @@ async def test_one_backend_can_be_recorded_and_a_change_of_its_options_is(app, c
 
 async def test_a_recording_is_full_some_time(app, controller):
     handle = await controller.get_handle("l")
-    limits = {"seconds": 100, "most_requests": 5, "most_a_second": 3}
+    limits = {"seconds": 100, "most_requests": 5}
     async with tracing(app, limits) as call, anyio.create_task_group() as tasks:
         for number in range(4):
             tasks.start_soon(handle.call, number)
@@ -173,7 +173,7 @@ async def test_few_recordings_run_at_once(app, controller, monkeypatch):
         ({"seconds": 1e9}, 422, "at most 86400"),
         ({"seconds": 1, "most_requests": 0}, 422, "most_requests must be at least 1"),
         ({"seconds": 1, "most_requests": 10**12}, 422, "most_requests must be at most"),
-        ({"seconds": 1, "most_a_second": 1.5}, 422, "most_a_second must be a whole number"),
+        ({"seconds": 1, "most_requests": 1.5}, 422, "most_requests must be a whole number"),
         ({"seconds": 1, "backend": "x"}, 404, "no backend"),
         ({"seconds": 1, "backend": ["x"]}, 404, "no backend"),
     ],

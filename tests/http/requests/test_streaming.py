@@ -231,7 +231,10 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
     exchange = Exchange(
-        SharedParts(HttpOptions(send_timeout_s=3)), call.scope, call._receive, call._send
+        SharedParts(HttpOptions(send_timeout_s=3, heartbeat_s=4)),
+        call.scope,
+        call._receive,
+        call._send,
     )
 
     class Stream:
@@ -249,7 +252,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     async def main():
         stream = Stream()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, list), 4)
+            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, list))
             await trio.testing.wait_all_tasks_blocked()
             # The reader is woken by the item before it could be by the deadline, in the same tick.
             stream.came.set()

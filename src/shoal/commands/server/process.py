@@ -335,7 +335,7 @@ def _exported(app: App) -> Generator[None]:
         provider = set_up_traces()
     try:
         # An application may have turned tracing on itself.
-        tracing = None if app.tracing.tracer is not None else instrument(app)
+        tracing = None if app.tracer is not None else instrument(app)
         yield
         if tracing is not None:
             tracing.uninstrument()

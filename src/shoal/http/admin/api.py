@@ -18,9 +18,8 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pydantic_core import from_json
 
@@ -115,8 +114,7 @@ _CALL: Final[Mapping[str, bool]] = dict.fromkeys(("args", "kwargs", "options"), 
 _OPTIONS: Final[Mapping[str, bool]] = dict.fromkeys(HANDLE_OPTIONS, False)
 
 
-@dataclass(frozen=True)
-class AdminRequest:
+class AdminRequest(NamedTuple):
     """An authorized request; the body is empty if the route takes none."""
 
     exchange: Exchange
@@ -124,17 +122,11 @@ class AdminRequest:
     body: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class AdminRoute:
+class AdminRoute(NamedTuple):
     method: str
     path: str
-    # Returns the result; None if `stream` answers all clients.
-    run: Callable[[AdminRequest], Awaitable[Any]] | None
-    # Sends the response itself, to a client that accepts streams.
-    stream: Callable[[AdminRequest], Awaitable[None]] | None = None
+    answer: Callable[[AdminRequest], Awaitable[None]]
     max_body_bytes: int = 0
-    # Whether the verb continues after its client disconnects.
-    goes_on: bool = False
 
 
 class AdminApi:
@@ -151,10 +143,9 @@ class AdminApi:
         settings: HttpOptions | None = None,
     ) -> None:
         self._guard = Guard(token)
-        settings = settings or HttpOptions()
+        self.settings = settings = settings or HttpOptions()
         self._client = client
         self._imports = ImportRule(allowed_modules)
-        self._heartbeat_s = settings.heartbeat_s
         self._recordings = 0  # that run now
         # The JSON around the item adds to the size of a call.
         self.routes = tuple(self._routes(settings.max_body_bytes + MAX_BODY_BYTES))
@@ -174,7 +165,7 @@ class AdminApi:
             limit = route.max_body_bytes
             body = await read_object(exchange, limit) if limit else {}
             with _trace_of(exchange):
-                await _run(route, AdminRequest(exchange, names, body))
+                await route.answer(AdminRequest(exchange, names, body))
         except (Refused, CallerLeft):
             raise
         except Exception as error:
@@ -198,24 +189,13 @@ class AdminApi:
     def _routes(self, max_call_bytes: int) -> Iterator[AdminRoute]:
         for verb in VERBS.values():
             if verb is not None:
-                yield AdminRoute(
-                    verb.method,
-                    verb.path,
-                    partial(self._run_verb, verb),
-                    max_body_bytes=MAX_BODY_BYTES if verb.takes_body else 0,
-                    goes_on=verb.goes_on,
-                )
+                most = MAX_BODY_BYTES if verb.takes_body else 0
+                yield AdminRoute(verb.method, verb.path, partial(self._answer_verb, verb), most)
         yield AdminRoute("GET", "endpoints/{name}", self._show_endpoint)
-        yield AdminRoute(
-            "POST",
-            "endpoints/{name}/call",
-            self._call,
-            stream=self._stream,
-            max_body_bytes=max_call_bytes,
-        )
-        yield AdminRoute("POST", "trace", None, self._record, max_body_bytes=MAX_BODY_BYTES)
+        yield AdminRoute("POST", "endpoints/{name}/call", self._call, max_call_bytes)
+        yield AdminRoute("POST", "trace", self._record, MAX_BODY_BYTES)
 
-    async def _run_verb(self, verb: Verb, request: AdminRequest) -> Any:
+    async def _answer_verb(self, verb: Verb, request: AdminRequest) -> None:
         received: dict[str, Any] = dict(request.names)
         if verb.query is not None:
             received[verb.query] = _flag(verb.query, request)
@@ -224,28 +204,27 @@ class AdminApi:
         else:
             received |= members(request.body, verb.members)
         bound = verb.arguments(received, self._imports)
-        result = await getattr(self._client, verb.function.__name__)(*bound.args, **bound.kwargs)
-        return {} if result is None else shown(result)
+        run = partial(getattr(self._client, verb.function.__name__), *bound.args, **bound.kwargs)
+        if verb.goes_on:
+            result = await run()
+        else:
+            result = await run_unless_left(request.exchange.when_left, run)
+        await _send(request.exchange, {} if result is None else shown(result))
 
-    async def _show_endpoint(self, request: AdminRequest) -> Any:
+    async def _show_endpoint(self, request: AdminRequest) -> None:
         name, endpoints = request.names["name"], await self._client.list_endpoints()
-        return found("endpoint", name, endpoints)
+        await _send(request.exchange, found("endpoint", name, endpoints))
 
-    async def _call(self, request: AdminRequest) -> Any:
-        handle, args, kwargs = await self._handle(request)
-        return await handle.call(*args, **kwargs)
-
-    async def _stream(self, request: AdminRequest) -> None:
-        """``POST endpoints/{name}/call`` with a stream; sends the response itself."""
-        handle, args, kwargs = await self._handle(request)
+    async def _call(self, request: AdminRequest) -> None:
         exchange = request.exchange
-        await answer_with_stream(
-            exchange,
-            cast("ItemStream", handle.stream(*args, **kwargs)),
-            form_for(exchange),
-            admin_problem,
-            self._heartbeat_s,
-        )
+        handle, args, kwargs = await self._handle(request)
+        accept = exchange.headers.get(b"accept", b"")
+        if b"ndjson" in accept or b"text/event-stream" in accept:
+            stream = cast("ItemStream", handle.stream(*args, **kwargs))
+            await answer_with_stream(exchange, stream, form_for(exchange), explain=admin_problem)
+        else:
+            run = partial(handle.call, *args, **kwargs)
+            await _send(exchange, await run_unless_left(exchange.when_left, run))
 
     async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
         body = members(request.body, _CALL)
@@ -298,23 +277,9 @@ def _flag(name: str, request: AdminRequest) -> bool:
     return query.endswith(b"1")
 
 
-async def _run(route: AdminRoute, request: AdminRequest) -> None:
-    exchange = request.exchange
-    if route.stream is not None and (route.run is None or _accepts_streams(exchange)):
-        await route.stream(request)
-        return
-    assert route.run is not None
-    if route.goes_on:
-        result = await route.run(request)
-    else:
-        result = await run_unless_left(exchange.when_left, partial(route.run, request))
+async def _send(exchange: Exchange, result: Any) -> None:
     try:
         body = encoded(result)
     except TypeError as error:
         raise TypeError(f"the result can't be sent as JSON: {error}") from error
     await exchange.answer(200, JSON, body, FRESH)
-
-
-def _accepts_streams(exchange: Exchange) -> bool:
-    accept = exchange.headers.get(b"accept", b"")
-    return b"ndjson" in accept or b"text/event-stream" in accept

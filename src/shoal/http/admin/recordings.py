@@ -12,6 +12,7 @@ follows each piece, and ``end`` comes last.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from datetime import UTC, datetime
@@ -58,22 +59,15 @@ class ArrivalRecorder(BatchObserver):
         began_at: float,
         *,
         most_requests: int,
-        most_a_second: int,
         wants: Callable[[str], bool] = lambda _: True,
-        request_timeout_s: Callable[[str], float | None] = lambda _: None,
     ) -> None:
         self.requests = 0
         self.lost = 0
         # Earlier requests are noted with this time of arrival.
         self._began_at = began_at
         self._most_requests = most_requests
-        self._most_a_second = most_a_second  # further requests are left out, and counted
         self._wants = wants  # whether to record a batcher, by name
-        # A batcher's option. A deadline that it made is not noted: a simulation makes it again.
-        self._request_timeout_s = request_timeout_s
         self._held: deque[Note] = deque()
-        self._second: int = -1
-        self._in_second: int = 0
         # of this recording only, so that nobody can try out keys
         self._salt = secrets.token_bytes(16)
 
@@ -111,43 +105,32 @@ class ArrivalRecorder(BatchObserver):
             self._note_all(batcher, (request,), batch.id, now)
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        if not self._wants(batcher) or not self._room_for(1, now):
-            return
-        arrived_at, options = request.arrived_at, request.options
-        said = {} if options is None else self._said(batcher, options, arrived_at)
-        left_s = round(max(0.0, now - arrived_at), _MICROSECONDS)
-        note = {"at": self._time(arrived_at), "batcher": batcher, **said}
-        self._held.append({**note, "outcome": why, "left_s": left_s})
+        if self._wants(batcher) and self._room_for(1):
+            left_s = round(max(0.0, now - request.arrived_at), _MICROSECONDS)
+            self._held.append({**self._note(batcher, request), "outcome": why, "left_s": left_s})
 
     def _note_all(self, batcher: str, requests: Sequence[Request], batch: int, now: float) -> None:
-        began_at, hold = self._began_at, self._held.append
-        # Requests of one batch often share their options, and with them what is noted of these.
-        options: RequestOptions | None = None
-        said: Note = {}
-        for request in requests[: self._room_for(len(requests), now)]:
-            arrived_at = request.arrived_at
-            at = arrived_at - began_at
-            # As `round` to microseconds, in a third of the time.
-            note: Note = {
-                "at": int(at * 1e6 + 0.5) / 1e6 if at > 0 else 0.0,
-                "batcher": batcher,
-                "batch": batch,
-                "took_s": int((now - arrived_at) * 1e6 + 0.5) / 1e6,
-            }
-            if request.options is not None:
-                if request.options is not options:
-                    options = request.options
-                    said = self._said(batcher, options, arrived_at)
-                note |= said
+        for request in requests[: self._room_for(len(requests))]:
+            note = self._note(batcher, request)
+            note["batch"] = batch
+            note["took_s"] = round(now - request.arrived_at, _MICROSECONDS)
             if request.state is not State.FINISHED:
                 note["outcome"] = _outcome(request, now)
-            hold(note)
+            self._held.append(note)
 
-    def _said(self, batcher: str, options: RequestOptions, arrived_at: float) -> Note:
+    def _note(self, batcher: str, request: Request) -> Note:
+        note: Note = {"at": self._time(request.arrived_at), "batcher": batcher}
+        if request.options is not None:
+            note |= self._said(request.options, request.arrived_at)
+        return note
+
+    def _said(self, options: RequestOptions, arrived_at: float) -> Note:
         note: Note = {}
-        made_by = options.options_factory
-        if isinstance(made_by, RequestOptionsFactory) and made_by.has_costs:
-            note["cost"] = float(options.cost)  # it may be a number of the user's library
+        made_by, usual_s = options.options_factory, math.inf
+        if isinstance(made_by, RequestOptionsFactory):
+            usual_s = made_by.limit_s
+            if made_by.has_costs:
+                note["cost"] = float(options.cost)  # it may be a number of the user's library
         if options.asked_priority is not None:
             note["priority"] = options.asked_priority
         if options.key is not None:
@@ -157,26 +140,17 @@ class ArrivalRecorder(BatchObserver):
         if (model := getattr(options, "model", None)) is not None:
             note["model"] = self._hashed(model)
         if options.deadline is not None:
+            # A deadline of the batcher's option is not noted: a simulation makes it again.
             allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)
-            usual_s = self._request_timeout_s(batcher)
-            if usual_s is None or allowed_s != round(usual_s, _TENTHS_OF_A_MS):
+            if allowed_s != round(usual_s, _TENTHS_OF_A_MS):
                 note["timeout_s"] = max(0.0, allowed_s)
         if options.queue_timeout_s is not None:
             note["queue_timeout_s"] = options.queue_timeout_s
         return note
 
-    def _room_for(self, count: int, now: float) -> int:
-        second = int(now - self._began_at)
-        if second != self._second:
-            self._second, self._in_second = second, 0
-        room = min(
-            self._most_a_second - self._in_second,
-            self._most_requests - self.requests,
-            MOST_HELD - len(self._held),
-            count,
-        )
+    def _room_for(self, count: int) -> int:
+        room = min(self._most_requests - self.requests, MOST_HELD - len(self._held), count)
         room = max(0, room)
-        self._in_second += room
         self.requests += room
         self.lost += count - room
         return room
@@ -211,11 +185,12 @@ FORMAT: Final = 1
 
 LONGEST_S: Final = 86_400.0
 
-# The defaults of the limits of a recording, and how high they may be set.
-_LIMITS: Final = {"most_requests": (1_000_000, 10_000_000), "most_a_second": (20_000, 50_000)}
+# How many requests are recorded by default, and at most.
+_REQUESTS: Final = 1_000_000
+_MOST_REQUESTS: Final = 10_000_000
 
 # The members of a request, and whether it must have them.
-MEMBERS: Final = {"seconds": True, "backend": False, **dict.fromkeys(_LIMITS, False)}
+MEMBERS: Final = {"seconds": True, "backend": False, "most_requests": False}
 
 # The limit of recordings at the same time.
 MOST_RECORDINGS: Final = 4
@@ -246,10 +221,8 @@ class RunningRecording:
         self.why_ended = "time"
         self.recorder = ArrivalRecorder(
             self._began_at,
-            most_requests=_count(body, "most_requests"),
-            most_a_second=_count(body, "most_a_second"),
+            most_requests=_most_requests(body),
             wants=self._wants,
-            request_timeout_s=self._request_timeout_s,
         )
 
     async def answer(self, exchange: Exchange) -> None:
@@ -310,10 +283,6 @@ class RunningRecording:
     def _wants(self, batcher: str) -> bool:
         return self._tag is None or batcher.partition("/")[0] == self._tag
 
-    def _request_timeout_s(self, name: str) -> float | None:
-        known = self._batchers.get(name)
-        return None if known is None else known["options"].get("request_timeout_s")
-
     def _news_of_batchers(self) -> list[Note]:
         news: list[Note] = []
         for batcher in self._found():
@@ -351,11 +320,9 @@ def _written(notes: list[Note]) -> bytes:
     return one_line_json(b"".join(lines))
 
 
-def _count(body: dict[str, Any], name: str) -> int:
-    value, (usual, most) = body.get(name), _LIMITS[name]
-    if value is None:
-        return usual
-    count = whole(name, value, least=1)
-    if count > most:
-        raise ValueError(f"{name} must be at most {most}, not {count}")
+def _most_requests(body: dict[str, Any]) -> int:
+    value = body.get("most_requests")
+    count = _REQUESTS if value is None else whole("most_requests", value, least=1)
+    if count > _MOST_REQUESTS:
+        raise ValueError(f"most_requests must be at most {_MOST_REQUESTS}, not {count}")
     return count

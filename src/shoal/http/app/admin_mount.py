@@ -10,68 +10,66 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.asgi.extensions import DISCONNECT
-from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import API, AdminApi
-from shoal.http.requests.dispatch import Page, PathMatch, Route, RouteDispatcher
+from shoal.http.requests.dispatch import (
+    Page,
+    ProblemRoute,
+    Route,
+    RouteDispatcher,
+    other_route,
+)
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.problem import not_found
 from shoal.http.requests.shared_parts import SharedParts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.app import App
+    from shoal.http.dashboard.dashboard import Dashboard
     from shoal.http.requests.exchange import Exchange
 
 
 class AdminListener:
-    # It does not run the lifespan of the application behind.
+    # It does not run the lifespan of the application behind. The dashboard is for callers with
+    # access to the API, unless the application behind shows it to all.
 
     def __init__(
-        self,
-        api: AdminApi,
-        behind: ASGIApp | None = None,
-        settings: HttpOptions | None = None,
-        pages: Mapping[str, Page] | None = None,
-        is_public_to: Callable[[Scope], bool] | None = None,
+        self, api: AdminApi, behind: ASGIApp | None = None, dashboard: Dashboard | None = None
     ) -> None:
-        # Pages for callers with access to the API, and whether the application behind answers them.
-        self._pages = {
-            path: Page(partial(self._answer_page, page)) for path, page in (pages or {}).items()
-        }
-        self._is_public_to = is_public_to
+        self._dashboard = dashboard
         self._behind = behind
-        self._settings = HttpOptions() if settings is None else settings
-        self._dispatcher = RouteDispatcher(SharedParts(self._settings))
+        self._dispatcher = RouteDispatcher(SharedParts(api.settings))
         self._api = api
         self._api_page = Page(api.answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         path = split_path(scope)[1] if is_http else ""
+        dashboard = self._dashboard
         if path.startswith(API):
             # The API checks the methods of its paths itself.
-            match = PathMatch[Route]({scope["method"]: self._api_page}, {})
-            await self._answer(scope, receive, send, match)
-        elif path in self._pages and not (self._is_public_to and self._is_public_to(scope)):
-            match = PathMatch[Route]({"GET": self._pages[path]}, {})
-            await self._answer(scope, receive, send, match)
+            route: Route = self._api_page
+        elif (
+            dashboard is not None and path in dashboard.pages and not dashboard.is_public_to(scope)
+        ):
+            route = Page(partial(self._answer_page, dashboard.pages[path]))
+            if scope["method"] != "GET":
+                route = other_route(scope["method"], {"GET": route})
         elif self._behind is not None:
             await self._behind(scope, receive, send)
+            return
         else:
-            await self._dispatcher.answer(scope, receive, send, None)
-
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route]
-    ) -> None:
+            route = ProblemRoute(not_found())
         if DISCONNECT in scope.get("extensions", ()):
-            await self._dispatcher.answer(scope, receive, send, match)
+            await self._dispatcher.answer(scope, receive, send, route)
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
-        dispatcher = RouteDispatcher(SharedParts(self._settings))
+        dispatcher = RouteDispatcher(SharedParts(self._api.settings))
         async with dispatcher.shared.departures.watching():
-            await dispatcher.answer(scope, receive, send, match)
+            await dispatcher.answer(scope, receive, send, route)
 
     async def _answer_page(self, page: Page, exchange: Exchange) -> None:
         self._api.check_reader(exchange)
@@ -115,7 +113,5 @@ class AppAdmin:
                 controller, token=self._token, allowed_modules=modules, settings=settings
             )
             dashboard = self._app.own_pages.dashboard
-            self._admin_listener = AdminListener(
-                api, self._behind, settings, dashboard.pages, dashboard.is_public_to
-            )
+            self._admin_listener = AdminListener(api, self._behind, dashboard)
         return self._admin_listener

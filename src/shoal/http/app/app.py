@@ -11,6 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.asgi.http_options import APP_OPTIONS, HttpOptions, checked_middleware
@@ -21,7 +22,7 @@ from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
-from shoal.http.app.middleware import AppGuard, AppTracing, with_middleware
+from shoal.http.app.middleware import AppGuard, with_middleware
 from shoal.http.app.pages import OUTSIDE, Pages
 from shoal.http.app.router import AppRouter
 from shoal.http.openapi.served import documented_as
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from typing import Unpack
 
+    from opentelemetry.trace import Tracer
     from prometheus_client import CollectorRegistry
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import AppKeywords
     from shoal.asgi.option_checks import SecurityRequirements
     from shoal.http.app.pages import Phase
+    from shoal.http.app.traced import RequestTracer
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.backend_options import BackendKeywords
     from shoal.serving.state_file import StateFile
@@ -87,7 +90,7 @@ class App:
         settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
         observers: Observers of the batches of all backends; add a `shoal.statistics.BatchObserver`.
-        tracing: Whether its requests have spans; `shoal.observe.instrument` turns them on.
+        tracer: Makes a span for each request, once `shoal.observe.instrument` has set it.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -114,12 +117,11 @@ class App:
         self._router = AppRouter(self._declared, dispatcher)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
         guarded = AppGuard(entered, dispatcher)
-        apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
+        self._apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
         if guarded.checks_all:
-            apps["http"] = guarded
-        self.tracing = AppTracing(apps, self._router.declared_path)
-        mounts = self._router.mounts
-        self.own_pages = Pages(mounts, self._declared, self._shared, self._now)
+            self._apps["http"] = guarded
+        self.tracer: RequestTracer | None = None
+        self.own_pages = Pages(self._declared, self._shared, self._now)
         self.own_pages.add_to(self._router.pages)
 
     @classmethod
@@ -310,7 +312,7 @@ class App:
         prefix = checked_path(path, example, may_have_parameters=False).rstrip("/")
         if lifespan and self._is_up():
             raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
-        self._router.mounts.add(prefix, Mounted(app) if lifespan else app)
+        self._declared.add_mount(prefix, Mounted(app) if lifespan else app)
 
     @property
     def metrics(self) -> CollectorRegistry:
@@ -358,7 +360,7 @@ class App:
                 self._controller() as controller,
                 self.answering(controller, is_complete=False),
             ):
-                async with lifespans_of(self._router.mounts.by_prefix.values()):
+                async with lifespans_of(self._declared.mounts.values()):
                     self._answer_by(controller)
                     yield
                 # Before the batched functions lose their batchers: queued requests may call them.
@@ -415,6 +417,13 @@ class App:
             assert self.controller is not None
             self.controller.drain()
 
+    def trace_requests(self, tracer: Tracer) -> Callable[[], object]:
+        """Makes a span for each request from now on; returns a function that stops that."""
+        from shoal.http.app.traced import RequestTracer  # with OpenTelemetry
+
+        self.tracer = RequestTracer(tracer, self._router.declared_path)
+        return partial(setattr, self, "tracer", None)
+
     def count_refusal(self, status: int, took_s: float) -> None:
         """Counts a request in the metrics that this package's server has answered itself."""
         self._shared.times.count(NO_ENDPOINT, "other", status, took_s)
@@ -428,7 +437,11 @@ class App:
         elif self._phase == "opening":
             await self._router.answer_starting(scope, receive, send)
         else:
-            await self.tracing.entered.get(kind, self._router)(scope, receive, send)
+            app = self._apps.get(kind, self._router)
+            if self.tracer is None:
+                await app(scope, receive, send)
+            else:
+                await self.tracer.answer(app, scope, receive, send)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

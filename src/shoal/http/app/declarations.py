@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from inspect import isclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import ExitStack
 
+    from starlette.types import ASGIApp
+
     from shoal.http.app.code import Declared
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.controller.controller import Controller
 
 
-@dataclass(frozen=True)
-class ShadowDeclaration:
+class ShadowDeclaration(NamedTuple):
     backend: str
     proportion: float
     compare: Callable[[Any, Any], bool] | str | None
@@ -58,6 +59,21 @@ class Declarations:
         self.loading: list[str] = []
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
         self.endpoints: dict[str, EndpointDeclaration] = {}
+        # Mounted applications, by prefix.
+        self.mounts: dict[str, ASGIApp] = {}
+
+    def add_mount(self, prefix: str, app: ASGIApp) -> None:
+        """Raises TypeError for other objects, ValueError if the prefix is taken."""
+        if not callable(getattr(app, "app", app)):
+            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
+        if prefix in self.mounts:
+            raise ValueError(f"{prefix or '/'!r} is mounted already")
+        self.mounts[prefix] = app
+
+    def mounted_at(self, path: str) -> tuple[str, ASGIApp] | None:
+        prefixes = [one for one in self.mounts if path == one or path.startswith(f"{one}/")]
+        longest = max(prefixes, key=len, default=None)
+        return None if longest is None else (longest, self.mounts[longest])
 
     def add_backend(self, tag: str, definition: Definition, config: BackendConfig) -> None:
         if config.batching.get("cache") is not None:
@@ -81,9 +97,7 @@ class Declarations:
                     methods=endpoint.methods,
                     traffic=endpoint.traffic,
                     shadows=[
-                        ShadowDeclaration(
-                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
-                        )
+                        ShadowDeclaration(tag, shadow.proportion, shadow.compare)
                         for tag, shadow in endpoint.shadows.items()
                     ],
                 )
@@ -177,9 +191,7 @@ class Declarations:
                     route=endpoint.path,
                     methods=endpoint.methods,
                     weights=endpoint.traffic or None,
-                    shadows=[
-                        (one.backend, one.proportion, one.compare) for one in endpoint.shadows
-                    ],
+                    shadows=endpoint.shadows,
                 )
         controller.announce_endpoints(())
 

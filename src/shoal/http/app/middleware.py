@@ -1,11 +1,9 @@
-"""The layers around an application: middleware, checks of hosts and origins, and tracing.
+"""The layers around an application: middleware, and checks of hosts and origins.
 
 This package's server checks hosts and origins itself, with `shoal.asgi.headers`. Other servers do
 not, and a browser lets any page open a WebSocket anywhere, with the cookies of the user. Each
 WebSocket is therefore checked here in the same way, and other requests as well if hosts or origins
 are named.
-
-OpenTelemetry is not loaded before tracing is turned on.
 """
 
 from __future__ import annotations
@@ -17,16 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from shoal.asgi.extensions import DISCONNECT, GUARDED
 from shoal.asgi.headers import BadRequest, RequestGuard
 from shoal.http.app.router import refuse_socket
-from shoal.http.requests.dispatch import PathMatch, ProblemRoute, Route
+from shoal.http.requests.dispatch import ProblemRoute
 from shoal.http.requests.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from shoal.http.app.traced import RequestTracer
     from shoal.http.requests.dispatch import RouteDispatcher
 
 T = TypeVar("T")
@@ -76,8 +72,7 @@ class AppGuard:
         else:
             title = HTTPStatus(refusal.status).phrase
             route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))
-            match = PathMatch[Route]({scope["method"]: route}, {})
-            await self._dispatcher.answer(scope, receive, send, match)
+            await self._dispatcher.answer(scope, receive, send, route)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):
@@ -94,28 +89,3 @@ class AppGuard:
             return RequestGuard(self._options, address)
         except ValueError:  # a name, or the path of a UNIX socket
             return RequestGuard(self._options, address[0])
-
-
-class AppTracing:
-    """The tracing of an application's requests, which `shoal.observe.instrument` turns on."""
-
-    def __init__(
-        self, apps: Mapping[str, ASGIApp], path_of: Callable[[str, str], str | None]
-    ) -> None:
-        # The applications by the type of the scope, wrapped while tracing is on.
-        self.entered = apps
-        self.tracer: RequestTracer | None = None
-        self._path_of = path_of
-
-    def begin(self, tracer: Tracer) -> Callable[[], object]:
-        """Makes a span for each request from now on; returns a function that stops that."""
-        from shoal.http.app.traced import RequestTracer
-
-        untraced = self.entered
-        self.tracer = RequestTracer(tracer, self._path_of)
-        self.entered = {kind: self.tracer.around(app) for kind, app in untraced.items()}
-
-        def end() -> None:
-            self.entered, self.tracer = untraced, None
-
-        return end

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from shoal.core.histogram import RequestTimes
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.http.openapi.document import Document
-    from shoal.http.requests.dispatch import Mounts, PathTable, Route
+    from shoal.http.requests.dispatch import PathTable, Route
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.shared_parts import SharedParts
     from shoal.observe.collector import ShoalCollector
@@ -68,12 +68,10 @@ class Pages:
 
     def __init__(
         self,
-        mounts: Mounts,
         declared: Declarations,
         shared: SharedParts,
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
-        self._mounts = mounts
         self._declared = declared
         self._settings = settings = shared.settings
         self._now = now
@@ -206,7 +204,7 @@ class Pages:
         return [_route_of(endpoint) for endpoint in self._endpoints()]
 
     def _prefixes(self) -> list[str]:
-        return [prefix or "/" for prefix in self._mounts.by_prefix]
+        return [prefix or "/" for prefix in self._declared.mounts]
 
     async def _answer_document(self, exchange: Exchange) -> None:
         body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
@@ -222,7 +220,7 @@ class Pages:
         from shoal.http.openapi.pages import viewer_page
 
         root = root_of(exchange.scope)
-        mounted = {prefix: unwrapped(app) for prefix, app in self._mounts.by_prefix.items()}
+        mounted = {prefix: unwrapped(app) for prefix, app in self._declared.mounts.items()}
         await exchange.answer(200, *viewer_page(self._settings.title, mounted, root))
 
     async def _answer_file(self, exchange: Exchange) -> None:

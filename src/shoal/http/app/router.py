@@ -8,12 +8,19 @@ WebSocket has no method. Where several endpoints are at one path, it is for the 
 from __future__ import annotations
 
 import logging
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from shoal.core.histogram import NO_ENDPOINT
-from shoal.http.requests.dispatch import Mounts, PathMatch, PathTable, ProblemRoute, Route
+from shoal.http.requests.dispatch import (
+    PathMatch,
+    PathTable,
+    ProblemRoute,
+    Route,
+    other_route,
+    with_params,
+)
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import (
     Problem,
@@ -23,8 +30,8 @@ from shoal.http.requests.problem import (
     problem_json,
     starting,
 )
-from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, protocol_objects
-from shoal.serving.names import METHODS, RESERVED
+from shoal.http.requests.protocol import HttpProtocol, protocol_objects
+from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
@@ -41,22 +48,6 @@ if TYPE_CHECKING:
 
 _RouteEntry: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")
-
-
-class _JsonRoutes(ProtocolRoutes):
-    """Shoal's own protocol: each endpoint is at its declared path."""
-
-    def __init__(self, options: HttpOptions) -> None:
-        # Only with an endpoint: these load pydantic.
-        from shoal.http.json.endpoint import EndpointRoute, JsonCodec
-
-        self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
-
-    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
-        if endpoint.route is not None:
-            route = self._route(endpoint)
-            for method in endpoint.methods:
-                yield endpoint.route, method, route
 
 
 def _checked(entries: Iterable[_RouteEntry]) -> list[_RouteEntry]:
@@ -80,47 +71,42 @@ class EndpointTable:
     ) -> None:
         self._controller = controller
         self._options = options
-        self._others = protocols
+        self._protocols = [one.routes(controller, options) for one in protocols]
         self.registry = controller.registry
         self.rebuild(strict=True)
 
     def rebuild(self, *, strict: bool = False) -> None:
         self.version = self.registry.version
         self.routes = PathTable[Route]()
+        self.sockets: PathTable[EndpointCalls] = PathTable()
         endpoints = self._controller.endpoints.values()
-        for protocol in self._protocols if endpoints or self._others else ():
+        self._add_own([one for one in endpoints if one.route is not None])
+        for protocol in self._protocols:
             for endpoint in (*endpoints, None):
                 try:
-                    self._add(protocol.besides() if endpoint is None else protocol.of(endpoint))
+                    entries = protocol.besides() if endpoint is None else protocol.of(endpoint)
+                    for path, method, route in _checked(entries):
+                        self.routes.add(path, (method,), route)
                 except Exception:
                     if strict:
                         raise
                     _log.exception("the protocol of %s failed", type(protocol).__qualname__)
-        self.sockets: PathTable[EndpointCalls] = PathTable()
-        placed = [one for one in endpoints if one.route is not None]
-        for endpoint in sorted(placed, key=lambda one: "GET" not in one.methods):
-            # Here, as an application without endpoints starts sooner without them.
-            from shoal.http.requests.call import EndpointCalls
 
-            calls = EndpointCalls(endpoint, self._options)
-            self.sockets.add(endpoint.route or "", ("GET",), calls)
+    def _add_own(self, endpoints: Sequence[Endpoint]) -> None:
+        """Adds the routes of Shoal's own protocol: each endpoint is at its declared path."""
+        if not endpoints:
+            return  # these load pydantic, so an application without endpoints starts sooner
+        from shoal.http.json.endpoint import EndpointRoute, JsonCodec
 
-    def _add(self, entries: Iterable[_RouteEntry]) -> None:
-        for path, method, route in _checked(entries):
-            self.routes.add(path, (method,), route)
+        routes = [EndpointRoute(one, JsonCodec, self._options) for one in endpoints]
+        for one, route in zip(endpoints, routes, strict=True):
+            self.routes.add(one.route or "", one.methods, route)
+        for route in sorted(routes, key=lambda one: "GET" not in one.calls.endpoint.methods):
+            self.sockets.add(route.calls.endpoint.route or "", ("GET",), route.calls)
 
-    def elsewhere(self, path: str) -> PathMatch[Route] | None:
+    def elsewhere(self, path: str) -> Route | None:
         """Returns the refusing route of the protocol that a path without routes belongs to."""
-        for protocol in self._protocols if self._others else ():
-            route = protocol.elsewhere(path)
-            if route is not None:
-                return PathMatch(dict.fromkeys(METHODS, route), {})
-        return None
-
-    @cached_property
-    def _protocols(self) -> list[ProtocolRoutes]:
-        others = [one.routes(self._controller, self._options) for one in self._others]
-        return [_JsonRoutes(self._options), *others]
+        return next(filter(None, [one.elsewhere(path) for one in self._protocols]), None)
 
 
 # The sub-protocol of WebSockets that a client asks for.
@@ -134,7 +120,6 @@ class AppRouter:
     """Passes each request to the part that answers it: pages, endpoints, then mounts."""
 
     def __init__(self, declared: Declarations, dispatcher: RouteDispatcher) -> None:
-        self.mounts = Mounts()
         self.pages = PathTable[Route]()
         self._table: EndpointTable | None = None
         self._declared = declared
@@ -161,14 +146,26 @@ class AppRouter:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
-            match = self.at(path, scope["method"])
-            if match is not None or self.mounts.at(path) is None:
-                if match is None and path == "/" and scope["method"] in ("GET", "HEAD"):
-                    match = self.pages.at(path, "GET")
-                elif match is None and self.table is not None:
-                    match = self.table.elsewhere(path)
-                return self._dispatcher.answer(scope, receive, send, match)
+            method = scope["method"]
+            match = self.at(path, method)
+            if match is not None:
+                route = match.routes.get(method) or other_route(method, match.routes)
+                if match.params:
+                    scope = with_params(scope, match)
+                return self._dispatcher.answer(scope, receive, send, route)
+            if self._declared.mounted_at(path) is None:
+                return self._dispatcher.answer(scope, receive, send, self._elsewhere(path, method))
         return self._answer_besides(scope, receive, send, root, path)
+
+    def _elsewhere(self, path: str, method: str) -> Route:
+        """Returns the route for a path at which nothing is declared or mounted."""
+        route: Route | None = None
+        if path == "/" and method in ("GET", "HEAD"):
+            landing = self.pages.at(path, "GET")
+            route = landing and landing.routes["GET"]
+        elif self.table is not None:
+            route = self.table.elsewhere(path)
+        return route or ProblemRoute(not_found())
 
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
@@ -180,8 +177,7 @@ class AppRouter:
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            match = PathMatch[Route]({scope["method"]: self._starting}, {})
-            await self._dispatcher.answer(scope, receive, send, match)
+            await self._dispatcher.answer(scope, receive, send, self._starting)
         elif (await receive())["type"] == "websocket.connect":
             await refuse_socket(self._shared, scope, send, starting(self._settings))
 
@@ -193,7 +189,7 @@ class AppRouter:
     async def _answer_besides(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
-        kind, mounted = scope["type"], self.mounts.at(path)
+        kind, mounted = scope["type"], self._declared.mounted_at(path)
         table = self.table if kind == "websocket" else None
         match = None if table is None else table.sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):
@@ -218,15 +214,12 @@ class AppRouter:
         if match is None:
             await refuse(not_found())
             return
-        if match.params:
-            params = {**scope.get("path_params", {}), **match.params}
-            scope = {**scope, "path_params": params}
+        scope = with_params(scope, match)
         calls = match.routes["GET"]
-        name = calls.endpoint.name
         if SUBPROTOCOL not in scope["subprotocols"]:
             title = "The endpoint does not speak that sub-protocol"
             detail = f'It speaks {SUBPROTOCOL}: new WebSocket(url, "{SUBPROTOCOL}").'
-            await refuse(Problem(400, "no-such-subprotocol", title, detail), name)
+            await refuse(Problem(400, "no-such-subprotocol", title, detail), calls.name)
             return
         # Here, since this loads pydantic, as the endpoints do.
         from shoal.http.websocket.connection import SocketConnection
@@ -234,7 +227,7 @@ class AppRouter:
         try:
             connection = SocketConnection(scope, receive, send, calls, self._shared)
         except Refused as refused:  # a header of the handshake can't be read
-            await refuse(refused.problem, name)
+            await refuse(refused.problem, calls.name)
             return
         await connection.run(SUBPROTOCOL)
 

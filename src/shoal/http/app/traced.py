@@ -5,7 +5,6 @@ The application's own pages have no spans, since machines fetch them all the tim
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
@@ -19,7 +18,7 @@ from shoal.observe.otel.instrument import context_of_caller
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
@@ -37,21 +36,13 @@ class RequestTracer:
         self._tracer = tracer
         self._path_of = path_of
 
-    def around(self, app: ASGIApp) -> ASGIApp:
-        return partial(self._answer, app)
-
-    async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or TRACE in scope:
+    async def answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
+        below = "" if kind not in ("http", "websocket") or TRACE in scope else split_path(scope)[1]
+        if not below or below.startswith(PAGES):
             await app(scope, receive, send)
             return
-        below = split_path(scope)[1]
-        if below.startswith(PAGES):
-            await app(scope, receive, send)
-            return
-        method = scope.get("method", "GET")
-        kind, path = scope["type"], scope["path"]
-        span, context = self._begin_span(scope["headers"], kind, method, path, below)
-        span.set_attributes(_of_scope(scope))
+        span, context = self._begin_span(scope, below)
         scope[TRACE] = ids = ids_of(span)
         extensions: Mapping[str, Any] = scope.get("extensions") or {}
         offered: Mapping[str, Any] = extensions.get(DISCONNECT, {})
@@ -80,19 +71,19 @@ class RequestTracer:
             detach(token)
             _end(span, status or offered.get("refused_with", int)(), failure)
 
-    def _begin_span(
-        self, headers: Iterable[tuple[bytes, bytes]], kind: str, method: str, path: str, below: str
-    ) -> tuple[Span, Context]:
+    def _begin_span(self, scope: Scope, below: str) -> tuple[Span, Context]:
         """Begins a span; `below` is the path below the application's mount point."""
-        context = context_of_caller(headers)
+        context = context_of_caller(scope["headers"])
+        method = scope.get("method", "GET")
         known = method if method in _HTTP_METHODS else "_OTHER"
         name = "HTTP" if known == "_OTHER" else known
         attributes: dict[str, AttributeValue] = {
             "http.request.method": known,
-            "url.path": path[:_LONGEST],
+            "url.path": scope["path"][:_LONGEST],
+            **_of_scope(scope),
         }
-        if kind == "websocket":
-            attributes["network.protocol.name"] = kind
+        if scope["type"] == "websocket":
+            attributes["network.protocol.name"] = "websocket"
         declared = self._path_of(below, method)
         if declared is not None:
             attributes["http.route"] = declared

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -34,67 +35,31 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.status import BackendStatus
 
 _MOST_REPLICAS = 64
 
 
-def state_of_server(
-    controller: Controller, failures: FailureLog, now: float, most: int
-) -> dict[str, Any]:
+def state_of_server(controller: Controller, failures: FailureLog, most: int) -> dict[str, Any]:
     backends, endpoints = controller.backends, controller.endpoints
     return {
-        "backends": [_backend(one) for one in islice(backends.values(), most)],
-        "endpoints": [_endpoint(one) for one in islice(endpoints.values(), most)],
+        "backends": [_shown(one) for one in islice(backends.values(), most)],
+        "endpoints": [one.status() for one in islice(endpoints.values(), most)],
         "hidden": max(0, len(backends) - most) + max(0, len(endpoints) - most),
-        "failures": [
-            {
-                "age_s": round(now - one.at, 1),
-                **_members(one, "batcher", "batch", "error", "count", "ids"),
-            }
-            for one in reversed(failures.kept)
-        ],
+        "failures": failures.kept[::-1],
     }
 
 
-def _backend(backend: Backend) -> dict[str, Any]:
+def _shown(backend: Backend) -> BackendStatus:
     status = backend.status()
     failure = backend.failure or backend.supervisor.failures.last
-    return {
-        "name": status.tag,
-        **_members(status, "code", "placement", "state", "wanted", "queued", "requests"),
-        **_members(status, "errors", "deaths", "restarts"),
-        "running": backend.running,  # a replica counts an open batch as one request
-        "replicas": [
-            {
-                "name": replica.tag,
-                "running": replica.ongoing,
-                **_members(replica, "state", "batches", "memory_bytes", "models", "address"),
-            }
-            for replica in status.replicas[:_MOST_REPLICAS]
-        ],
+    return replace(
+        status,
+        ongoing=backend.running,  # a replica counts an open batch as one request
+        replicas=status.replicas[:_MOST_REPLICAS],
         # The text of an error is internal; its type is enough to find it in the log.
-        "failure": None if failure is None else name_of(failure),
-    }
-
-
-def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    status = endpoint.status()
-    return {
-        **_members(status, "name", "route", "methods", "held", "requests", "errors", "traffic"),
-        "shadows": [
-            {
-                "compares": shadow.compare is not None,
-                **_members(shadow, "backend", "proportion", "sent", "dropped", "failed"),
-                **_members(shadow, "agreed", "disagreed"),
-            }
-            for shadow in status.shadows
-        ],
-    }
-
-
-def _members(record: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
+        failure=None if failure is None else name_of(failure),
+    )
 
 
 # Further viewers are refused.
@@ -220,17 +185,17 @@ class Feed:
             self._frame_at = now
             self._frames.clear()
             if self._sampler.step(now):
-                self._step(controller, now)
+                self._step(controller)
         frame = self._frames.get(seen)
         if frame is None:
             then = _Seen(self._history.number, self._sampler.number, self._states)
             frame = self._frames[seen] = self._written(seen), then
         return frame
 
-    def _step(self, controller: Controller, now: float) -> None:
+    def _step(self, controller: Controller) -> None:
         """Makes a new state of the server, and forgets deleted batchers."""
         self._history.keep_only([one.name for one in self._sampler.latest])
-        state = state_of_server(controller, self._failures, now, MOST_SHOWN)
+        state = state_of_server(controller, self._failures, MOST_SHOWN)
         self._state = orjson.dumps(state)
         self._states += 1
 

@@ -49,13 +49,13 @@ from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
 from shoal.http.json.stream_forms import VARIES, form_for, prefers, weights
 from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
-from shoal.http.requests.call import EndpointCall, EndpointCalls, call_headers
+from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.protocol import Codec
-from shoal.http.requests.streaming import answer_with_stream
+from shoal.http.requests.streaming import answer_with_stream, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
     from shoal.asgi.http_options import HttpOptions
+    from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm
     from shoal.serving.backend_options import Converters
@@ -92,41 +93,41 @@ class EndpointRoute(Route):
         self, endpoint: Endpoint, make_codec: Callable[[Signature], JsonCodec], options: HttpOptions
     ) -> None:
         super().__init__(endpoint.name)
-        self._calls = EndpointCalls(endpoint, options)
+        self.calls = EndpointCalls(endpoint, options, self.protocol)
         self._make_codec = make_codec
         self._options = options
 
     async def answer(self, exchange: Exchange) -> None:
-        with EndpointCall(self._calls, exchange) as call:
-            # The batcher is found after the body was read: meanwhile the traffic may have moved.
-            decoded = exchange.decoded
-            if decoded is not None and not may_be_decoded_ahead(exchange):
-                decoded = None
-            body = await exchange.body() if decoded is None else b""
-            found = await call.find(call_headers(exchange.headers))
-            if decoded is not None and not self._takes(found, decoded[0]):
-                decoded, body = None, await exchange.body()
-                found = await call.find(call_headers(exchange.headers))
-                exchange.teach(0, b"")  # until another one is taught
-            if found.converters is not None:
-                await self._answer_converted(call, exchange, found, found.converters, body)
+        exchange.calls = self.calls
+        # The batcher is found after the body was read: meanwhile the traffic may have moved.
+        decoded = exchange.decoded
+        if decoded is not None and not may_be_decoded_ahead(exchange):
+            decoded = None
+        body = await exchange.body() if decoded is None else b""
+        call = await self.calls.find(exchange)
+        found = call.batcher
+        if decoded is not None and not self._takes(found, decoded[0]):
+            decoded, body = None, await exchange.body()
+            exchange.teach(0, b"")  # until another one is taught
+        if found.converters is not None:
+            await self._answer_converted(call, exchange, found.converters, body)
+            return
+        codec = found.made_by(self._make_codec)
+        if decoded is not None:
+            item = decoded[1]
+        else:
+            media_type = exchange.headers.get(b"content-type", JSON)
+            has_many = body and media_type != JSON and has_lines(media_type)
+            if has_many and codec.lines is not None:
+                await answer_lines(call, exchange, codec.lines(exchange, body))
                 return
-            codec = found.made_by(self._make_codec)
-            if decoded is not None:
-                item = decoded[1]
-            else:
-                media_type = exchange.headers.get(b"content-type", JSON)
-                has_many = body and media_type != JSON and has_lines(media_type)
-                if has_many and codec.lines is not None:
-                    await answer_lines(call, exchange, codec.lines(exchange, body))
-                    return
-                item = codec.item(exchange, body)
-                if exchange.ahead is not None and may_be_decoded_ahead(exchange):
-                    self._teach(exchange, codec)
-            if call.streams:
-                await self._answer_with_stream(call, exchange, codec, item)
-            else:
-                await codec.answer(exchange, await call.result(item))
+            item = codec.item(exchange, body)
+            if exchange.ahead is not None and may_be_decoded_ahead(exchange):
+                self._teach(exchange, codec)
+        if call.streams:
+            await self._answer_with_stream(call, exchange, codec, item)
+        else:
+            await codec.answer(exchange, await call.result(item))
 
     def _takes(self, found: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
@@ -142,13 +143,13 @@ class EndpointRoute(Route):
         self,
         call: EndpointCall,
         exchange: Exchange,
-        found: MethodBatcher,
         converters: Converters,
         body: bytes,
     ) -> None:
         whole = decoded(exchange.headers, body, self._options.max_body_bytes)
         request = WholeRequest(exchange.scope, whole)
         decode, encode = converters
+        found = call.batcher
         try:
             if decode is None:
                 codec = found.made_by(self._make_codec)
@@ -180,16 +181,11 @@ class EndpointRoute(Route):
         if form.stops_reconnection and exchange.headers.get(b"last-event-id"):
             # To a reconnection after the end of the stream, or after it was lost.
             await exchange.answer_without_body(204)
-            return
-        await answer_with_stream(
-            exchange,
-            call.stream(item),
-            form,
-            call.explained,
-            self._options.heartbeat_s,
-            exchange.item_clock(self.name),
-            encode,
-        )
+        elif exchange.wants_no_body:
+            await exchange.answer_without_body(200, headers_of(form))
+        else:
+            tick = exchange.item_clock(self.name)
+            await answer_with_stream(exchange, call.stream(item), form, tick, encode)
 
 
 async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall) -> Any:

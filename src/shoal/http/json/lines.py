@@ -53,7 +53,7 @@ async def answer_lines(call: EndpointCall, exchange: Exchange, items: Iterator[A
                 outcomes[nth] = result
             found.clear()
         for outcome in outcomes:
-            lines.append(_line(call, exchange, outcome))
+            lines.append(_line(exchange, outcome))
             if len(lines) % _IN_ONE_STEP == 0:
                 await checkpoint()
     finally:
@@ -61,10 +61,10 @@ async def answer_lines(call: EndpointCall, exchange: Exchange, items: Iterator[A
     await exchange.answer(200, LINES, b"".join(lines))
 
 
-def _line(call: EndpointCall, exchange: Exchange, outcome: Any) -> bytes:
+def _line(exchange: Exchange, outcome: Any) -> bytes:
     if not isinstance(outcome, Exception):
         try:
             return _RESULT % one_line_json(encoded(outcome))
         except Exception as error:  # it can't be written
             outcome = error
-    return JSON_LINES.error(call.explained(outcome), exchange.request_id)
+    return JSON_LINES.error(exchange.explained(outcome), exchange.request_id)

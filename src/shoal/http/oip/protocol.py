@@ -31,7 +31,7 @@ from shoal.http.oip.request import (
     read_tensors,
 )
 from shoal.http.oip.tensor import not_fitting
-from shoal.http.requests.call import EndpointCall, EndpointCalls
+from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Problem, Refused, retry_after
@@ -107,34 +107,34 @@ class InferRoute(ProtocolRoute):
     ) -> None:
         super().__init__(endpoint.name)
         self._endpoint = endpoint
-        self._calls = EndpointCalls(endpoint, options)
+        self._calls = EndpointCalls(endpoint, options, self.protocol)
         self._heads = heads
         self._has_version = has_version
 
     async def answer(self, exchange: Exchange) -> None:
-        with EndpointCall(self._calls, exchange) as call:
-            body = await exchange.body()
-            described, tensors = read_tensors(exchange, body, self._heads)
-            version: str | None = None
-            if self._has_version:
-                version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
-            batcher = await call.find(headers_of_call(exchange, described, version))
-            if call.streams:
-                detail = "It answers with a stream, which the protocol does not have."
-                raise not_fitting(detail)
-            model = model_of(batcher)
-            if described.outputs is not None:
-                model.outputs.check(described.outputs)
-            results = await call.results(model.inputs.items(tensors))
-            tag = batcher.batcher.name.partition("/")[0]  # a method's name may follow
-            response: dict[str, Any] = {"model_name": self.name, "model_version": tag}
-            if described.id is not None:
-                response["id"] = described.id
-            length, body = model.outputs.body(described, results, response)
-            if length is None:
-                await exchange.answer(200, JSON, body)
-            else:
-                await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
+        exchange.calls = self._calls
+        body = await exchange.body()
+        described, tensors = read_tensors(exchange, body, self._heads)
+        version: str | None = None
+        if self._has_version:
+            version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
+        call = await self._calls.find(exchange, headers_of_call(exchange, described, version))
+        if call.streams:
+            detail = "It answers with a stream, which the protocol does not have."
+            raise not_fitting(detail)
+        model = model_of(call.batcher)
+        if described.outputs is not None:
+            model.outputs.check(described.outputs)
+        results = await call.results(model.inputs.items(tensors))
+        tag = call.batcher.batcher.name.partition("/")[0]  # a method's name may follow
+        response: dict[str, Any] = {"model_name": self.name, "model_version": tag}
+        if described.id is not None:
+            response["id"] = described.id
+        length, body = model.outputs.body(described, results, response)
+        if length is None:
+            await exchange.answer(200, JSON, body)
+        else:
+            await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
 
 
 class OpenInference(HttpProtocol):

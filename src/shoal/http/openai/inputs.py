@@ -28,7 +28,6 @@ from shoal.errors import ItemTooLarge
 from shoal.http.openai.errors import OPEN, Body, read_body, refused, too_long
 from shoal.http.openai.items import ItemMaker, PairMaker, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
-from shoal.http.requests.call import EndpointCall, call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
 
@@ -147,19 +146,18 @@ class InputsRoute(OpenAIRoute):
             detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
             raise refused(detail, param=self.param)
         model = self._models.of(params.get("model"), self.make)
-        exchange.counted = model.counted
-        with EndpointCall(model.calls, exchange) as call:
-            batcher = await call.find(call_headers(exchange.headers))
-            if call.streams:
-                raise refused(f"The model gives texts, no {self.gives}", param="model")
-            maker = model.maker(batcher, self.make)
-            items = [self.item(model, maker, one, params) for one in inputs]
-            try:
-                results = await call.results(items)
-            except ItemTooLarge as error:
-                raise too_long("An input", error, param=self.param) from None
-            asked = Asked(model, exchange.request_id, params)
-            await exchange.answer(200, JSON, self.written(asked, results))
+        exchange.calls = model.calls
+        call = await model.calls.find(exchange)
+        if call.streams:
+            raise refused(f"The model gives texts, no {self.gives}", param="model")
+        maker = model.maker(call.batcher, self.make)
+        items = [self.item(model, maker, one, params) for one in inputs]
+        try:
+            results = await call.results(items)
+        except ItemTooLarge as error:
+            raise too_long("An input", error, param=self.param) from None
+        asked = Asked(model, exchange.request_id, params)
+        await exchange.answer(200, JSON, self.written(asked, results))
 
     @abstractmethod
     def inputs(self, params: dict[str, Any]) -> Sequence[Any]: ...

@@ -15,7 +15,7 @@ from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
 from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Prompt, TextMaker
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
-from shoal.http.requests.exchange import JSON, Counted, Exchange
+from shoal.http.requests.exchange import JSON, Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,8 +68,7 @@ class OpenAIModel:
         self.template_fields = tokens.template_fields
         self.name_json = orjson.dumps(name)
         self.endpoint = endpoint
-        self.calls = EndpointCalls(endpoint, options)
-        self.counted = Counted(endpoint.name, OpenAIRoute.protocol)
+        self.calls = EndpointCalls(endpoint, options, OpenAIRoute.protocol)
 
     def maker(self, batcher: MethodBatcher, make: type[Maker]) -> Maker:
         """Raises `Refused` if the batcher's handler takes other items."""

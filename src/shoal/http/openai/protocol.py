@@ -122,7 +122,7 @@ class OpenAI(HttpProtocol):
             "audio/transcriptions": partial(read_transcription_request, models),
         }
         for path, read_job in texts.items():
-            routes.append((f"{PREFIX}/{path}", "POST", TextRoute(read_job, options)))
+            routes.append((f"{PREFIX}/{path}", "POST", TextRoute(read_job)))
         return _Routes(routes)
 
 

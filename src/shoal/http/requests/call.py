@@ -21,15 +21,14 @@ import traceback
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import anyio
 from starlette.datastructures import Headers
 
-from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.batching.calls.leaving import run_unless_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded
-from shoal.failures.exceptions import is_cancellation
 from shoal.failures.hints import server_hint
 from shoal.http.requests.problem import (
     Refused,
@@ -38,7 +37,6 @@ from shoal.http.requests.problem import (
     not_found,
     not_open,
 )
-from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.asgi.http_options import HttpOptions
+    from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
@@ -58,6 +57,9 @@ if TYPE_CHECKING:
 class Caller(Protocol):
     @property
     def request_id(self) -> str: ...
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]: ...
 
     @property
     def scope(self) -> Scope: ...
@@ -188,12 +190,74 @@ def _timeout_s(given: bytes) -> float:
 
 
 class EndpointCalls:
-    def __init__(self, endpoint: Endpoint, options: HttpOptions) -> None:
+    """The calls of one endpoint in one protocol; requests are counted under these names."""
+
+    def __init__(self, endpoint: Endpoint, options: HttpOptions, protocol: str) -> None:
         self.endpoint = endpoint
         self.options = options
+        self.name = endpoint.name
+        self.protocol = protocol
         self._has_hinted = False
 
-    def failed(self, error: BaseException) -> None:
+    async def find(
+        self,
+        caller: Caller,
+        headers: CallHeaders | None = None,
+        when_left: WhenLeft | None = None,
+    ) -> EndpointCall:
+        """Finds the batcher of a call; waits for traffic, or for a first replica."""
+        endpoint = self.endpoint
+        endpoint.requests += 1
+        if headers is None:
+            headers = call_headers(caller.headers)
+        when_left = when_left or caller.when_left
+        try:
+            backend = endpoint.only if headers.backend is None else None
+            backend = backend or endpoint.backend_for(headers.shard_key, headers.backend)
+        except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
+            raise Refused(not_found()) from None
+        batcher = None if backend is None else backend.method_batchers.get(headers.method)
+        spent_s = 0.0
+        if batcher is None:
+            started = anyio.current_time()
+            batcher = await self._awaited(headers, when_left)
+            spent_s = anyio.current_time() - started
+        entry = batcher.entry  # as by `Batcher.find`, with two functions fewer a request
+        if entry is None or entry.intake.home.thread != get_ident():
+            raise Refused(not_open(self.options))
+        timeout_s = entry.options.request_timeout_s
+        if timeout_s is None and not batcher.streams:
+            timeout_s = self.options.answer_timeout_s
+        metadata = HttpMetadata(self.name, caller)
+        if headers is NO_CALL_HEADERS and not spent_s:
+            return EndpointCall(self, batcher, entry, CallOptions(timeout_s, metadata), when_left)
+        # A client can only shorten the server's limit.
+        timeout_s = _shorter(timeout_s, headers.timeout_s)
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - spent_s)
+        priority, caching = headers.priority, headers.cache_control
+        options = CallOptions(
+            timeout_s,
+            metadata,
+            priority=None if priority is None else _priority(priority, entry.options),
+            share=caching is None or _may_share(caching),
+        )
+        return EndpointCall(self, batcher, entry, options, when_left)
+
+    async def _awaited(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
+        limit_s = _shorter(self.options.answer_timeout_s, headers.timeout_s)
+        key, tag = headers.shard_key, headers.backend
+        wait = partial(self.endpoint.routed, headers.method, key, limit_s, tag)
+        try:
+            return await run_unless_left(when_left, wait)
+        except NoSuchName:
+            # The endpoint itself may have been deleted since then.
+            if self.endpoint.is_gone:
+                raise Refused(not_found()) from None
+            # Does not list the existing methods, since clients need not know them.
+            raise Refused.of("no-such-method", "No method has the name in the header.") from None
+
+    def failed(self, error: Exception) -> None:
         """Counts a failure (`is_failure`), and logs a hint about code for another event loop."""
         if not is_failure(error):
             return
@@ -203,7 +267,12 @@ class EndpointCalls:
             hint = server_hint("".join(traceback.format_exception_only(original)))
             if hint is not None:
                 self._has_hinted = True
-                _log.error("%s: %s", self.endpoint.name, hint)
+                _log.error("%s: %s", self.name, hint)
+
+    def explained(self, error: Exception, request_id: str) -> Problem:
+        """Counts and logs an error after the response has begun; returns its problem."""
+        self.failed(error)
+        return explained(error, self.options, self.name, request_id)
 
 
 def unwatched(_callback: Callable[[], object] | None) -> None:
@@ -211,82 +280,30 @@ def unwatched(_callback: Callable[[], object] | None) -> None:
 
 
 class EndpointCall:
-    """One call: first `find`, then `result`, `results` or `stream`, in its ``with`` block."""
+    """One call: its `result`, `results` or `stream`."""
 
-    # An exception that leaves the block counts as a failed call if it `is_failure`. `streams` is
-    # set by `find`.
-
-    __slots__ = (
-        *("_caller", "_calls", "_copies", "_entry", "_method_batcher", "_options", "_when_left"),
-        "streams",
-    )
+    __slots__ = ("_calls", "_entry", "_options", "batcher", "streams", "when_left")
 
     def __init__(
-        self, calls: EndpointCalls, caller: Caller, when_left: WhenLeft | None = None
+        self,
+        calls: EndpointCalls,
+        batcher: MethodBatcher,
+        entry: Entry,
+        options: CallOptions,
+        when_left: WhenLeft,
     ) -> None:
         self._calls = calls
-        self._caller = caller
-        self._when_left = when_left or caller.when_left
-        self._copies: PrimaryAnswer | None = None
-        calls.endpoint.requests += 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if self._copies is not None:
-            self._copies.end()
-        if error is None or isinstance(error, CallerLeft):
-            return
-        # Code may also raise a cancellation that it has kept, which is a failure of that code.
-        if is_cancellation(error) and parking_of_this_loop().is_cancelled():
-            return
-        self._calls.failed(error)
-
-    async def find(self, headers: CallHeaders, when_left: WhenLeft | None = None) -> MethodBatcher:
-        """Finds the batcher of the call; waits for traffic, or for a first replica."""
-        endpoint = self._calls.endpoint
-        try:
-            backend = endpoint.only if headers.backend is None else None
-            backend = backend or endpoint.backend_for(headers.shard_key, headers.backend)
-        except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
-            raise Refused(not_found()) from None
-        method_batcher = None if backend is None else backend.method_batchers.get(headers.method)
-        spent_s = 0.0
-        if method_batcher is None:
-            started = anyio.current_time()
-            method_batcher = await self._awaited(headers, when_left or self._when_left)
-            spent_s = anyio.current_time() - started
-        entry = method_batcher.entry  # as by `Batcher.find`, with two functions fewer a request
-        if entry is None or entry.intake.home.thread != get_ident():
-            raise Refused(not_open(self._calls.options))
-        self._entry, self._method_batcher = entry, method_batcher
-        self.streams = method_batcher.streams
-        timeout_s = entry.options.request_timeout_s
-        if timeout_s is None and not self.streams:
-            timeout_s = self._calls.options.answer_timeout_s
-        metadata = HttpMetadata(endpoint.name, self._caller)
-        if headers is NO_CALL_HEADERS and not spent_s:
-            self._options = CallOptions(timeout_s, metadata)
-            return method_batcher
-        # A client can only shorten the server's limit.
-        timeout_s = _shorter(timeout_s, headers.timeout_s)
-        if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s - spent_s)
-        priority, caching = headers.priority, headers.cache_control
-        self._options = CallOptions(
-            timeout_s,
-            metadata,
-            priority=None if priority is None else _priority(priority, entry.options),
-            share=caching is None or _may_share(caching),
-        )
-        return method_batcher
+        self.batcher = batcher
+        self.streams = batcher.streams
+        self._entry = entry
+        self._options = options
+        self.when_left = when_left
 
     async def prepared(self, item: Awaitable[T]) -> T:
         """Awaits the item of the call, which shortens the time limit of the rest."""
         limit_s, began_at = self._options.timeout_s, anyio.current_time()
         with anyio.move_on_after(limit_s):
-            prepared = await run_unless_left(self._when_left, lambda: item)
+            prepared = await run_unless_left(self.when_left, lambda: item)
             if limit_s is not None:
                 left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
                 self._options = self._options._replace(timeout_s=left_s)
@@ -295,28 +312,25 @@ class EndpointCall:
 
     def result(self, item: Any) -> Awaitable[Any]:
         """Makes a call when the result is awaited."""
-        result = self._entry.call(item, self._options, self._when_left)
-        return self._compared(item, result) if self._calls.endpoint.shadows else result
+        if self._calls.endpoint.shadows:
+            return self._compared(item)
+        return self._entry.call(item, self._options, self.when_left)
 
-    async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
-        self._begin_copies(item)
-        value = await result
-        if self._copies is not None:
-            self._copies.set(value)
-        return value
+    async def _compared(self, item: Any) -> Any:
+        [result] = await self.results([item])
+        return result
 
     async def results(self, items: list[Any], *, return_exceptions: bool = False) -> list[Any]:
         """Makes a call for each item. All or none are queued, in turns if there are too many."""
         # The first error of a call is raised after all calls have ended, or each is in its place.
-        if len(items) == 1 and not return_exceptions:
-            return [await self.result(items[0])]
         copies: list[PrimaryAnswer | None] = []
         if self._calls.endpoint.shadows:
-            metadata = self._options.metadata
-            copies = [self._calls.endpoint.copied(self._method_batcher, i, metadata) for i in items]
+            copies = [self._copied(item) for item in items]
+        elif len(items) == 1 and not return_exceptions:
+            return [await self.result(items[0])]
         try:
             make = partial(self._in_turns, items, return_exceptions=return_exceptions)
-            results = await run_unless_left(self._when_left, make)
+            results = await run_unless_left(self.when_left, make)
             for copy, result in zip(copies, results, strict=False):
                 if copy is not None and not isinstance(result, Exception):
                     copy.set(result)
@@ -325,6 +339,9 @@ class EndpointCall:
             for copy in copies:
                 if copy is not None:
                     copy.end()
+
+    def _copied(self, item: Any) -> PrimaryAnswer | None:
+        return self._calls.endpoint.copied(self.batcher, item, self._options.metadata)
 
     @property
     def most_at_once(self) -> int:
@@ -356,33 +373,10 @@ class EndpointCall:
 
     def stream(self, item: Any) -> ResultStream[Any]:
         """Makes a call when the stream is entered."""
-        if self._calls.endpoint.shadows:
-            self._begin_copies(item)
-        return self._entry.begin_stream_of(item, self._options)
-
-    def explained(self, error: Exception) -> Problem:
-        """Counts and logs an error after the response has begun; returns its problem."""
-        self._calls.failed(error)
-        return explained(
-            error, self._calls.options, self._calls.endpoint.name, self._caller.request_id
-        )
-
-    def _begin_copies(self, item: Any) -> None:
-        metadata = self._options.metadata
-        self._copies = self._calls.endpoint.copied(self._method_batcher, item, metadata)
-
-    async def _awaited(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
-        limit_s = _shorter(self._calls.options.answer_timeout_s, headers.timeout_s)
-        key, tag = headers.shard_key, headers.backend
-        wait = partial(self._calls.endpoint.routed, headers.method, key, limit_s, tag)
-        try:
-            return await run_unless_left(when_left, wait)
-        except NoSuchName:
-            # The endpoint itself may have been deleted since then.
-            if self._calls.endpoint.is_gone:
-                raise Refused(not_found()) from None
-            # Does not list the existing methods, since clients need not know them.
-            raise Refused.of("no-such-method", "No method has the name in the header.") from None
+        stream = self._entry.begin_stream_of(item, self._options)
+        if self._calls.endpoint.shadows and (copy := self._copied(item)):
+            copy.end()  # streams are not compared
+        return stream
 
 
 def _shorter(limit_s: float | None, other_s: float | None) -> float | None:

@@ -40,22 +40,21 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class Watched:
-    __slots__ = ("has_left", "listener", "receive", "request_id")
+    """A client, and the wait in its `receive`, if one has begun."""
+
+    __slots__ = ("has_ended", "has_left", "receive", "request_id", "scope")
 
     def __init__(self, receive: Receive, request_id: bytes) -> None:
         self.receive = receive
         self.request_id = request_id
         self.has_left = False  # `receive` has reported a disconnect
-        self.listener: Listener | None = None
-
-    def stop_listening(self) -> None:
-        if self.listener is not None:
-            self.listener.scope.cancel()
+        self.scope: anyio.CancelScope | None = None
+        self.has_ended: anyio.Event
 
     async def stopped(self) -> None:
-        """Waits for the end of a listener that was stopped."""
-        if self.listener is not None and self.listener.scope.cancel_called:
-            await self.listener.ended.wait()
+        """Waits for the end of a wait that was stopped."""
+        if self.scope is not None and self.scope.cancel_called:
+            await self.has_ended.wait()
 
 
 class Departures:
@@ -74,8 +73,9 @@ class Departures:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
-            if not (self._new.pop(client, None) or self._seen.pop(client, None)):
-                client.stop_listening()
+            was_registered = self._new.pop(client, None) or self._seen.pop(client, None)
+            if not was_registered and client.scope is not None:
+                client.scope.cancel()
         elif client.has_left:
             callback()
         else:
@@ -116,8 +116,8 @@ class Departures:
             await anyio.sleep(UNNOTICED_S / 2)
             long, self._seen, self._new = self._seen, self._new, {}
             for client, callback in long.items():
-                client.listener = Listener()
-                tasks.start_soon(_listen, client, client.listener, callback)
+                client.scope, client.has_ended = anyio.CancelScope(), anyio.Event()
+                tasks.start_soon(_listen, client, client.scope, callback)
             del long
             self._end_limits(anyio.current_time())
 
@@ -126,22 +126,15 @@ class Departures:
             limit.end()
 
 
-class Listener:
-    """A wait in `receive` for one client's disconnect."""
-
-    __slots__ = ("ended", "scope")
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.ended = anyio.Event()
-
-
 @holds_ctrl_c
-async def _listen(client: Watched, listener: Listener, callback: Callable[[], object]) -> None:
+async def _listen(
+    client: Watched, scope: anyio.CancelScope, callback: Callable[[], object]
+) -> None:
     # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
     # servers can't tell the two cases apart without writing.
+    has_ended = client.has_ended
     try:
-        with listener.scope, _HOLDING:  # middleware may have put anything around `receive`
+        with scope, _HOLDING:  # middleware may have put anything around `receive`
             while (await client.receive())["type"] != "http.disconnect":
                 pass
             client.has_left = True
@@ -150,6 +143,6 @@ async def _listen(client: Watched, listener: Listener, callback: Callable[[], ob
         request_id = client.request_id.decode("ascii")
         _log.exception("request %s: its client can't be watched", request_id)
     finally:
-        listener.ended.set()
-    if client.has_left and not listener.scope.cancel_called:
+        has_ended.set()
+    if client.has_left and not scope.cancel_called:
         callback()

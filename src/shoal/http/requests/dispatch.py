@@ -23,9 +23,7 @@ from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
     Problem,
     Refused,
-    explained,
     method_not_allowed,
-    not_found,
     problem_json,
     problem_of,
 )
@@ -172,50 +170,15 @@ class PathTable(Generic[R]):
                 yield PathMatch(pattern.routes, params, pattern.path)
 
 
-class Mounts:
-    """Mounted applications, by prefix, in the order of mounting."""
-
-    def __init__(self) -> None:
-        self.by_prefix: dict[str, ASGIApp] = {}
-
-    def add(self, prefix: str, app: ASGIApp) -> None:
-        """Raises TypeError for other objects, ValueError if the prefix is taken."""
-        if not callable(getattr(app, "app", app)):
-            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
-        if prefix in self.by_prefix:
-            raise ValueError(f"{prefix or '/'!r} is mounted already")
-        self.by_prefix[prefix] = app
-
-    def at(self, path: str) -> tuple[str, ASGIApp] | None:
-        found = [one for one in self.by_prefix if path == one or path.startswith(f"{one}/")]
-        longest = max(found, key=len, default=None)
-        return None if longest is None else (longest, self.by_prefix[longest])
-
-
 class RouteDispatcher:
     """Calls the route of a request, turns errors into responses, and counts the requests."""
 
     def __init__(self, shared: SharedParts) -> None:
         self.shared = shared
-        self._new_exchange = Exchange
-        if shared.settings.server_timing != "never":
-            from shoal.http.requests.timed import TimedExchange
-
-            self._new_exchange = TimedExchange
 
     @holds_ctrl_c
-    async def answer(
-        self, scope: Scope, receive: Receive, send: Send, match: PathMatch[Route] | None
-    ) -> None:
-        route: Route | None = None
-        if match is not None:
-            route = match.routes.get(scope["method"])
-            if match.params:
-                params = {**scope.get("path_params", {}), **match.params}
-                scope = {**scope, "path_params": params}
-        if route is None:
-            route = _other_route(scope, None if match is None else match.routes)
-        exchange = self._new_exchange(self.shared, scope, receive, send)
+    async def answer(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
+        exchange = Exchange(self.shared, scope, receive, send)
         try:
             try:
                 await route.answer(exchange)
@@ -226,7 +189,7 @@ class RouteDispatcher:
             await self._answer_failure(exchange, route, error)
         finally:
             if exchange.status:  # else it has no answer
-                counted = exchange.counted or route
+                counted = exchange.calls or route
                 shared = self.shared
                 took_s = shared.now() - exchange.began_at
                 shared.times.count(counted.name, counted.protocol, exchange.status, took_s)
@@ -239,8 +202,7 @@ class RouteDispatcher:
                     raise error
                 error = ShutDown("the server ends")
             with _HOLDING:
-                name = (exchange.counted or route).name
-                problem = explained(error, self.shared.settings, name, exchange.request_id)
+                problem = exchange.explained(error, route.name)
             if exchange.status:
                 exchange.status = 500  # for the metrics: the client does not get the rest
                 raise error
@@ -273,8 +235,8 @@ class RouteDispatcher:
             is_refusal = isinstance(refusal, HTTPException)
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
-            route = ProblemRoute(problem_of(refusal, self.shared.settings))
-            await self.answer(scope, receive, send, PathMatch[Route]({scope["method"]: route}, {}))
+            problem = problem_of(refusal, self.shared.settings)
+            await self.answer(scope, receive, send, ProblemRoute(problem))
 
 
 class _Methods(Route):
@@ -288,10 +250,15 @@ class _Methods(Route):
         await exchange.answer_without_body(204, [self._allow])
 
 
-def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
-    method = scope["method"]
-    if routes is None:
-        return ProblemRoute(not_found())
+def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
+    """Returns the scope for the routes of a match, with the parameters of the path."""
+    if not match.params:
+        return scope
+    return {**scope, "path_params": {**scope.get("path_params", {}), **match.params}}
+
+
+def other_route(method: str, routes: Mapping[str, Route]) -> Route:
+    """Returns the route for a method that none of the routes at a path is for."""
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":

@@ -17,14 +17,13 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import anyio
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
+from shoal.core.histogram import NO_ENDPOINT
 from shoal.http.requests.departures import Watched
-from shoal.http.requests.problem import Refused, too_large
+from shoal.http.requests.problem import Refused, explained, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.batching.calls.leaving import WhenLeft
+    from shoal.http.requests.call import EndpointCalls
+    from shoal.http.requests.problem import Problem
     from shoal.http.requests.shared_parts import SharedParts
 
 
@@ -46,11 +47,19 @@ _LEAST_BYTES_PER_PIECE: Final = 64
 REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 
 
-class Counted(NamedTuple):
-    """How the metrics count a request, if its route has no single endpoint."""
+class ServerTimes:
+    """What the header `Server-Timing` says; of several calls of a request the longest times."""
 
-    name: str
-    protocol: str
+    # Until a worker slot was free; waiting for others to fill the batch; in the handler.
+    queue_s = wait_s = run_s = 0.0
+    ran_from = 0.0  # on the loop's clock
+
+    def header(self) -> tuple[bytes, bytes]:
+        times = [("queue", self.queue_s), ("wait", self.wait_s)]
+        if self.run_s:
+            times.append(("run", self.run_s))
+        listed = ", ".join([f"{name};dur={took_s * 1000:.3f}" for name, took_s in times])
+        return b"server-timing", listed.encode("ascii")
 
 
 class Exchange:
@@ -58,12 +67,15 @@ class Exchange:
     # The status of the response; 0 until it has begun. A response that breaks off gets the status
     # for the metrics, or 0 to stay uncounted.
     status = 0
-    counted: Counted | None = None
+    # The calls of its endpoint, under whose names it is counted.
+    calls: EndpointCalls | None = None
     _offered: Mapping[str, Any] | None = None
     # The extension `DECODED`, unless middleware is in between, which may have changed the body.
     ahead: Mapping[str, Any] | None = None
     # The number of the decoder, and the item that it made in a front end.
     decoded: tuple[int, Any] | None = None
+    # For the header `Server-Timing`; None without it, and until a batch has the request.
+    times: ServerTimes | None = None
     # On a server without the extension `DISCONNECT`, once the client was watched.
     _watched: Watched | None = None
 
@@ -184,6 +196,12 @@ class Exchange:
     def request_id(self) -> str:
         return self.id.decode("ascii")
 
+    def explained(self, error: Exception, name: str = NO_ENDPOINT) -> Problem:
+        """Counts and logs an error of the request; returns its problem."""
+        if self.calls is not None:
+            return self.calls.explained(error, self.request_id)
+        return explained(error, self.settings, name, self.request_id)
+
     async def answer(
         self,
         status: int,
@@ -196,16 +214,15 @@ class Exchange:
             await self.answer_without_body(status, headers)
             return
         self.status = status
-        start = {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", media_type),
-                (b"content-length", b"%d" % len(body)),
-                *headers,
-                (b"x-request-id", self.id),
-            ],
-        }
+        sent = [
+            (b"content-type", media_type),
+            (b"content-length", b"%d" % len(body)),
+            *headers,
+            (b"x-request-id", self.id),
+        ]
+        if self.times is not None:
+            sent.append(self.times.header())
+        start = {"type": "http.response.start", "status": status, "headers": sent}
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         whole = {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body}
         if self._offered is None:
@@ -227,7 +244,7 @@ class Exchange:
             and self.ahead is not None
             and self.ahead["send"] == self._send
             and self.method != "HEAD"
-            and self.settings.server_timing == "never"
+            and self.times is None
         )
 
     async def answer_with_array(self, array: Any) -> None:
@@ -253,10 +270,7 @@ class Exchange:
 
     async def piece_in_time(self, data: bytes) -> None:
         """Sends a piece of the body, within `send_timeout_s`."""
-        with anyio.move_on_after(self.send_timeout_s) as scope:
-            await self.piece(data)
-        if scope.cancelled_caught:
-            raise self.gave_up()
+        await self._deliver(_body(data, more=True))
 
     async def end(self, data: bytes) -> None:
         await self._deliver(_body(data, more=False))
@@ -267,11 +281,10 @@ class Exchange:
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
         self.status = status
-        return {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [*headers, (b"x-request-id", self.id)],
-        }
+        sent = [*headers, (b"x-request-id", self.id)]
+        if self.times is not None:
+            sent.append(self.times.header())
+        return {"type": "http.response.start", "status": status, "headers": sent}
 
     async def _deliver(self, *messages: Message) -> None:
         if self._offered is not None:

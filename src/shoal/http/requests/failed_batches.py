@@ -137,5 +137,5 @@ def batch_observers(settings: HttpOptions) -> list[BatchObserver]:
     if settings.server_timing != "never":
         from shoal.http.requests.timed import RequestTimer
 
-        observers.append(RequestTimer())
+        observers.append(RequestTimer(times_all=settings.server_timing == "always"))
     return observers

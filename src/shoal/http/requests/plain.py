@@ -55,9 +55,7 @@ def _encoded_with_others(value: Any) -> bytes:
     others: list[Any] = []
     option = PLAIN
     try:
-        text = orjson.dumps(value, default=others.append, option=option)
-        if not others:
-            return text
+        orjson.dumps(value, default=others.append, option=option)
         if _are_numbers(others):
             option |= orjson.OPT_SERIALIZE_NUMPY
         elif not any(hasattr(kind, _SERIALIZER) for kind in set(map(type, others))):

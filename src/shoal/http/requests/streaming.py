@@ -46,21 +46,16 @@ async def answer_with_stream(
     exchange: Exchange,
     stream: ItemStream,
     form: StreamForm,
-    explain: Callable[[Exception], Problem],
-    heartbeat_s: float,
     tick: Callable[[], object] = lambda: None,
     encode: Callable[[Any], Any] | None = None,
+    explain: Callable[[Exception], Problem] | None = None,
 ) -> None:
     """Makes a call and sends its items; raises its errors until the response has begun."""
-    # `explain` returns and logs the problem of an error in mid-stream. `tick` counts an item.
-    # `encode` converts each item.
-    if exchange.wants_no_body:
-        await exchange.answer_without_body(200, _headers(form))
-        return
-
+    # `tick` counts an item, and `encode` converts it. `explain` returns the problem of an error in
+    # mid-stream; `Exchange.explained` by default.
+    explain = explain or exchange.explained
     failure: Problem | None = None
-    messages = _Messages(form, tick, encode)
-    send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
+    send_items = partial(_send_items, exchange, stream, _Messages(form, tick, encode))
     last = b""
     try:
         last = await run_unless_left(exchange.when_left, send_items)
@@ -100,21 +95,17 @@ class _Messages:
         return message
 
 
-async def _send_items(
-    exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
-) -> bytes:
+async def _send_items(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
     """Sends the items of a stream; returns the message to send once the call has ended."""
     async with stream:
-        return await _relay(exchange, stream, messages, heartbeat_s)
+        return await _relay(exchange, stream, messages)
 
 
-async def _relay(
-    exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
-) -> bytes:
+async def _relay(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
     """Sends the items, with heartbeats between them; returns the last message, or none."""
     # A message that ends the stream before its call is sent after the call, so that no client can
     # hold up the end of its call.
-    form = messages.form
+    form, heartbeat_s = messages.form, exchange.settings.heartbeat_s
     pending: bytes | None = None
     while True:
         # One scope, with a moving deadline, for many waits and sends: a scope for each of them
@@ -214,8 +205,8 @@ def _put_at_once(
 
 
 async def _begin(exchange: Exchange, form: StreamForm) -> None:
-    await exchange.begin(200, _headers(form))
+    await exchange.begin(200, headers_of(form))
 
 
-def _headers(form: StreamForm) -> list[tuple[bytes, bytes]]:
+def headers_of(form: StreamForm) -> list[tuple[bytes, bytes]]:
     return [(b"content-type", form.media_type), *UNBUFFERED, *form.headers]

@@ -29,10 +29,10 @@ from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.json.arrays import NPY
 from shoal.http.json.endpoint import JsonCodec
-from shoal.http.requests.call import CallHeaders, EndpointCall, EndpointCalls, call_headers
+from shoal.http.requests.call import CallHeaders, EndpointCalls, call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Problem, Refused, explained
+from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.streaming import PLAIN, ItemStream
 from shoal.http.websocket.messages import (
     RESTART,
@@ -206,11 +206,11 @@ class SocketConnection:
     async def _answer_next(self) -> None:
         request, new = self._new.popleft()
         try:
-            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
-                found = await call.find(self._headers_of(new))
-                if found.decodes:
+            with request.scope_of_task, _HOLDING:
+                call = await self._calls.find(request, self._headers_of(new))
+                if call.batcher.decodes:
                     raise Refused(_ONLY_HTTP)
-                item = self._item_of(found.made_by(JsonCodec), request, new)
+                item = self._item_of(call.batcher.made_by(JsonCodec), request, new)
                 if call.streams:
                     await self._relay(request, call.stream(item))
                     self._end(request, b"end", b"true")
@@ -240,7 +240,7 @@ class SocketConnection:
         return codec.item(exchange, new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
-        tick = self._shared.streams[self._calls.endpoint.name].clock(self._shared.now)
+        tick = self._shared.streams[self._calls.name].clock(self._shared.now)
         async with stream:
             if isinstance(stream, ResultStream):
                 take = partial(self._send_at_once, request, tick)
@@ -270,8 +270,7 @@ class SocketConnection:
         if request.has_ended:
             return
         took_s = perf_counter() - request.began_at
-        name = self._calls.endpoint.name
-        self._shared.times.count(name, "websocket", status, took_s)
+        self._shared.times.count(self._calls.name, "websocket", status, took_s)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._put(request, kind, text)
@@ -282,8 +281,7 @@ class SocketConnection:
             if isinstance(error, CallerLeft):
                 problem = _CANCELLED
             else:
-                name = self._calls.endpoint.name
-                problem = explained(error, self.settings, name, request.request_id)
+                problem = self._calls.explained(error, request.request_id)
             text = orjson.dumps(problem.in_a_message(request.request_id))
             self._end(request, b"error", text, problem.status)
         finally:

@@ -75,8 +75,8 @@ def instrument(target: object, *, tracer_provider: TracerProvider | None = None)
         raise _instrumented_already(target)
     batches = BatchTracer(tracer)
     end: list[Callable[[], object]] = [batches.end, lambda: observers.remove(batches)]
-    if (of_requests := getattr(target, "tracing", None)) is not None:
-        end.append(of_requests.begin(tracer))
+    if (trace_requests := getattr(target, "trace_requests", None)) is not None:
+        end.append(trace_requests(tracer))
     observers.add(batches)
     return Instrumentation(end)
 

@@ -110,7 +110,6 @@ class RemoteClient(Client):
         *,
         backend: str | None = None,
         most_requests: int | None = None,
-        most_a_second: int | None = None,
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Records the arrivals of requests at the server, for a simulation.
 
@@ -121,13 +120,12 @@ class RemoteClient(Client):
             duration_s: For how long, in seconds.
             backend: The backend that is recorded; None for all.
             most_requests: How many requests are recorded; None for a million.
-            most_a_second: How many requests of one second are recorded; None for 20,000.
 
         Raises:
             NoSuchName: There is no such backend.
             ValueError: A number is out of its range.
         """
-        given = {"backend": backend, "most_requests": most_requests, "most_a_second": most_a_second}
+        given = {"backend": backend, "most_requests": most_requests}
         body = {name: one for name, one in given.items() if one is not None}
         answer = await self._connection.open_stream("trace", {"seconds": duration_s, **body})
         try:

@@ -79,7 +79,7 @@ class Page {
     if (message.state) {
       showBackends($("backends"), message.state.backends, this.#latest?.batchers ?? {});
       showEndpoints($("endpoints"), message.state.endpoints);
-      showFailures($("failures"), message.state.failures);
+      showFailures($("failures"), message.state.failures, message.now);
       $("hidden").hidden = message.state.hidden === 0;
       $("hidden").textContent = `And ${message.state.hidden} more, which are not shown.`;
       this.#describe();

@@ -31,20 +31,20 @@ export function showFigures(place, sample) {
 
 export function showBackends(place, backends, samples) {
   place.replaceChildren(...backends.map((backend) => {
-    const sample = samples[backend.name];
+    const sample = samples[backend.tag];
     const levels = Object.entries(sample?.levels ?? {}).map(([level, n]) => `${n} at level ${level}`);
     return element(
       "div.row",
       element(
         "div.who",
-        element("b", backend.name),
+        element("b", backend.tag),
         state(backend.state),
         note(`${backend.code} · ${backend.placement}`),
         backend.failure && element("span.note.bad", backend.failure),
       ),
       fact("Replicas", replicas(backend)),
       fact("Waiting", count(backend.queued), levels.join(", ")),
-      fact("Running", count(backend.running)),
+      fact("Running", count(backend.ongoing)),
       fact("Requests", count(backend.requests), backend.errors ? `${count(backend.errors)} failed` : ""),
       fact("Deaths", count(backend.deaths), backend.deaths ? `${count(backend.restarts)} restarted` : ""),
     );
@@ -61,7 +61,7 @@ function replicas({ replicas: there, wanted }) {
     const batches = `${replica.batches} ${replica.batches === 1 ? "batch" : "batches"}`;
     const models = Object.entries(replica.models).map(([name, state]) => `\n${name} (${state})`).join("");
     const address = replica.address ? ` at ${replica.address}` : "";
-    dot.title = `${replica.name}${address}: ${replica.state}, ${replica.running} running, ${batches}${memory && `, ${memory}`}${models}`;
+    dot.title = `${replica.tag}${address}: ${replica.state}, ${replica.ongoing} running, ${batches}${memory && `, ${memory}`}${models}`;
     if (models.includes("(loading)")) dot.dataset.state = "starting";
     dots.append(dot);
   }
@@ -108,7 +108,7 @@ function split({ traffic, held }) {
   return element("div", bar, names);
 }
 
-function shadow({ backend, proportion, compares, sent, dropped, failed, agreed, disagreed }) {
+function shadow({ backend, proportion, compare, sent, dropped, failed, agreed, disagreed }) {
   const compared = agreed + disagreed;
   const bar = element("span.split.agreement");
   if (compared > 0) {
@@ -117,7 +117,7 @@ function shadow({ backend, proportion, compares, sent, dropped, failed, agreed, 
     no.style.flexGrow = disagreed;
     bar.append(yes, no);
   }
-  const said = !compares ? "not compared" : compared ? `${percent(agreed / compared)} agree of ${count(compared)}` : "none compared yet";
+  const said = !compare ? "not compared" : compared ? `${percent(agreed / compared)} agree of ${count(compared)}` : "none compared yet";
   return element(
     "div",
     compared > 0 ? bar : null,
@@ -130,10 +130,10 @@ function shadow({ backend, proportion, compares, sent, dropped, failed, agreed, 
   );
 }
 
-export function showFailures(place, failures) {
+export function showFailures(place, failures, now) {
   place.replaceChildren(...failures.map((failure) => element(
     "div.row.failure",
-    element("span.age", `${seconds(failure.age_s)} ago`),
+    element("span.age", `${seconds(Math.max(0, now - failure.at))} ago`),
     element("b", failure.error),
     element("span", `${failure.count === 1 ? "1 request" : `${failure.count} requests`} in ${failure.batcher}, batch ${failure.batch}`),
     element("span.ids", failure.ids.length ? failure.ids.join("  ") : "no request ids"),

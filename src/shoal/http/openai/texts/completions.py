@@ -19,18 +19,15 @@ from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, MessageForm, SeveralTexts
 from shoal.http.openai.texts.results import NotText, TextOutput
-from shoal.http.requests.call import EndpointCall, call_headers, unwatched
+from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.problem import Problem, explained
 from shoal.http.requests.streaming import ItemStream, answer_with_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-    from shoal.asgi.http_options import HttpOptions
     from shoal.http.openai.texts.results import TextEnd
     from shoal.http.openai.texts.text_request import TextJob
-    from shoal.serving.backends.method_batcher import MethodBatcher
 
     Sender = Callable[[Any], Awaitable[None]]
     ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 class TextCall:
     job: TextJob
     call: EndpointCall
-    batcher: MethodBatcher
     item: Any
     output: TextOutput
 
@@ -59,7 +55,7 @@ class TextCall:
             self.output.keep(self.output.whole(await self.call.result(self.item)))
             return self.output
         limit_s = self.job.exchange.settings.answer_timeout_s
-        if self.batcher.batcher.options.request_timeout_s is not None:
+        if self.call.batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):
             await self._read()
@@ -113,17 +109,16 @@ def refusing() -> Generator[None]:
 @asynccontextmanager
 async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
     """Makes one of several calls, once they fit into the queue."""
-    with EndpointCall(job.model.calls, job.exchange, unwatched) as call:
-        batcher = await call.find(call_headers(job.exchange.headers))
-        text = TextCall(job, call, batcher, *job.item(call, batcher, nth))
-        if job.turns is None:
-            job.turns = anyio.CapacityLimiter(call.most_at_once)
-        is_first = job.turns.available_tokens > 0
-        async with job.turns:
-            if not is_first:
-                call.wait_for_room()
-            with refusing():
-                yield text
+    call = await job.model.calls.find(job.exchange, when_left=unwatched)
+    text = TextCall(job, call, *job.item(call, nth))
+    if job.turns is None:
+        job.turns = anyio.CapacityLimiter(call.most_at_once)
+    is_first = job.turns.available_tokens > 0
+    async with job.turns:
+        if not is_first:
+            call.wait_for_room()
+        with refusing():
+            yield text
 
 
 async def gathered(job: TextJob) -> list[TextOutput]:
@@ -230,27 +225,23 @@ async def _send_text(
 
 
 class TextRoute(OpenAIRoute):
-    def __init__(self, read: ReadJob, options: HttpOptions) -> None:
+    def __init__(self, read: ReadJob) -> None:
         super().__init__()
         self._read = read
-        self._options = options
 
     async def answer(self, exchange: Exchange) -> None:
         job = await self._read(exchange, await exchange.body())
-        exchange.counted = job.model.counted
+        exchange.calls = job.model.calls
         if job.texts > 1:
             await self._answer_with_several(exchange, job)
             return
-        # A stream watches for a disconnect itself.
-        when_left = unwatched if job.streams else None
-        with EndpointCall(job.model.calls, exchange, when_left) as call, refusing():
-            batcher = await call.find(call_headers(exchange.headers), exchange.when_left)
-            text = TextCall(job, call, batcher, *job.item(call, batcher))
+        with refusing():
+            call = await job.model.calls.find(exchange)
+            text = TextCall(job, call, *job.item(call))
             if job.streams:
+                call.when_left = unwatched  # the stream watches for a disconnect itself
                 form = job.stream(text.output)
-                stream, heartbeat_s = text.stream(), self._options.heartbeat_s
-                explain = call.explained
-                await answer_with_stream(exchange, stream, form, explain, heartbeat_s, job.clock())
+                await answer_with_stream(exchange, text.stream(), form, job.clock())
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
@@ -268,9 +259,4 @@ class TextRoute(OpenAIRoute):
         ends: list[TextEnd] = []
         merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
         form = SeveralTexts(messages, ends, job.asked)
-        name, request_id = job.model.endpoint.name, exchange.request_id
-
-        def explain(error: Exception) -> Problem:
-            return explained(error, self._options, name, request_id)
-
-        await answer_with_stream(exchange, merged, form, explain, self._options.heartbeat_s)
+        await answer_with_stream(exchange, merged, form)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm
-    from shoal.serving.backends.method_batcher import MethodBatcher
 
 
 # Of all messages of a chat.
@@ -187,11 +186,9 @@ class TextJob:
     def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())
 
-    def item(
-        self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0
-    ) -> tuple[Any, TextOutput]:
+    def item(self, call: EndpointCall, nth: int = 0) -> tuple[Any, TextOutput]:
         model, params, source = self.model, self.params, self.source
-        maker = model.maker(batcher, source.make)
+        maker = model.maker(call.batcher, source.make)
         which, sample = divmod(nth, self.n) if nth else (0, 0)
         if not self.forms.special.isdisjoint(params):
             self._check_supported(source.fields(model, maker))
