@@ -121,6 +121,13 @@ class Stage:
     def same(self, what: str, got: Any, wanted: Any) -> None:
         self.expect(_is_same(got, wanted), f"{what} gave {got!r}, not {wanted!r}")
 
+    def refuses(self, error: type[Exception], function: Callable[[], Any]) -> None:
+        try:
+            got = function()
+        except error:
+            return
+        raise self.broken(f"{function!r} gave {got!r}")
+
     async def gives(self, method: str, items: list[Any], wanted: Any) -> None:
         """Checks the result or the error of a method."""
         got = await outcome(self.played.run(method, items))
@@ -215,8 +222,8 @@ def _is_same(got: Any, wanted: Any) -> bool:
     if isinstance(wanted, Exception):
         tags = [getattr(error, "replica", None) for error in (got, wanted)]
         return isinstance(got, type(wanted)) and str(wanted) in str(got) and tags[0] == tags[1]
-    if isinstance(wanted, list):
-        is_list = isinstance(got, list) and len(got) == len(wanted)
+    if issubclass(type(wanted), list):
+        is_list = issubclass(type(got), list) and len(got) == len(wanted)
         return is_list and all(map(_is_same, got, wanted))
     return bool(got == wanted)
 
