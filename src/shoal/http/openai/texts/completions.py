@@ -128,29 +128,6 @@ async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
                 yield text
 
 
-async def gathered(job: TextJob) -> list[TextOutput]:
-    texts: dict[int, TextOutput] = {}
-    failures: list[Exception] = []
-
-    async def run(nth: int) -> None:
-        try:
-            async with _one_of_several(job, nth) as text:
-                texts[nth] = await text.collected()
-        except Exception as error:
-            failures.append(error)
-            tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        for nth in range(job.texts):
-            tasks.start_soon(run, nth)
-    try:
-        if failures:
-            raise failures[0]
-    finally:
-        failures.clear()  # their tracebacks hold this frame
-    return [texts[nth] for nth in range(job.texts)]
-
-
 class TaskStream:
     """The items that several tasks send, in their order of arrival."""
 
@@ -209,6 +186,19 @@ class TaskStream:
             self._send.close()
 
 
+async def _gathered(job: TextJob) -> list[TextOutput]:
+    texts: dict[int, TextOutput] = {}
+
+    async def run(nth: int, _send: Sender) -> None:
+        async with _one_of_several(job, nth) as text:
+            texts[nth] = await text.collected()
+
+    async with TaskStream(job.texts, run) as ends:
+        async for _ in ends:
+            pass  # it raises the first failure
+    return [texts[nth] for nth in range(job.texts)]
+
+
 async def _send_text(
     job: TextJob, form: MessageForm, ends: list[TextEnd], nth: int, send: Sender
 ) -> None:
@@ -249,7 +239,7 @@ class TextRoute(OpenAIRoute):
             batcher = await call.find(call_headers(exchange.headers), exchange.when_left)
             text = TextCall(job, call, batcher, *job.item(call, batcher))
             if job.streams:
-                form = job.stream(text.output)
+                form = job.forms.stream(job.asked, text.output)
                 stream, heartbeat_s = text.stream(), self._options.heartbeat_s
                 explain = call.explained
                 await answer_with_stream(exchange, stream, form, explain, heartbeat_s, job.clock())
@@ -258,12 +248,12 @@ class TextRoute(OpenAIRoute):
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.answer(200, job.forms.media_type, job.whole([whole]))
+            await exchange.answer(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
-            texts = await run_unless_left(exchange.when_left, partial(gathered, job))
-            await exchange.answer(200, JSON, job.whole(texts))
+            texts = await run_unless_left(exchange.when_left, partial(_gathered, job))
+            await exchange.answer(200, JSON, job.forms.whole(job.asked, texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         messages = job.forms.messages(job.asked)

@@ -45,7 +45,7 @@ class TextAsked(NamedTuple):
     """What a request of texts asks for, for the forms of their streams."""
 
     id: bytes  # safe characters only
-    prompt_tokens: Callable[[], int]
+    prompt_tokens: Callable[[], int]  # once an item was made
     with_usage: bool
 
 
@@ -77,9 +77,7 @@ class Forms(ABC):
         """Returns the form of a stream with one text."""
 
     @abstractmethod
-    def whole(
-        self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int
-    ) -> bytes: ...
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes: ...
 
 
 class AnswerForms(Forms):
@@ -96,13 +94,13 @@ class AnswerForms(Forms):
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return MessageForm(self._about(asked.id, kind), self._chat, asked.with_usage)
 
-    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
         kind = "chat.completion" if self._chat else "text_completion"
         return encoded(
             {
-                **self._about(request_id, kind),
+                **self._about(asked.id, kind),
                 "choices": [self._choice(nth, output) for nth, output in enumerate(outputs)],
-                "usage": _usage(prompt_tokens, [output.end for output in outputs]),
+                "usage": _usage(asked.prompt_tokens(), [output.end for output in outputs]),
             }
         )
 

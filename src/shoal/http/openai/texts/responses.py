@@ -185,12 +185,13 @@ class Responses(Forms):
     def stream(self, asked: TextAsked, output: TextOutput) -> _ResponseEvents:
         return _ResponseEvents(self, asked.id.decode(), output, asked.prompt_tokens())
 
-    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
         [output] = outputs
-        items = _Items(request_id.decode())
+        request_id = asked.id.decode()
+        items = _Items(request_id)
         items.add(output.text, output.fields, output.logprobs)
         items.ended("completed")
-        return encoded(self.ended(request_id.decode(), output, items, prompt_tokens))
+        return encoded(self.ended(request_id, output, items, asked.prompt_tokens()))
 
     def ended(
         self, request_id: str, output: TextOutput, items: _Items, prompt_tokens: int

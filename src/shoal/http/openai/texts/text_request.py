@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NotRequired
 
 from pydantic import Field, with_config
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from shoal.http.openai.models import OpenAIModel, OpenAIModels
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.protocol import StreamForm
     from shoal.serving.backends.method_batcher import MethodBatcher
 
 
@@ -172,20 +172,10 @@ class TextJob:
     def asked(self) -> TextAsked:
         options = self.params.get("stream_options")
         with_usage = options is not None and bool(options.get("include_usage"))
-        return TextAsked(self.exchange.id, self.prompt_tokens, with_usage)
+        return TextAsked(self.exchange.id, partial(self.source.tokens, self.model), with_usage)
 
     def clock(self) -> Callable[[], None]:
         return self.exchange.item_clock(self.model.endpoint.name)
-
-    def prompt_tokens(self) -> int:
-        """Returns the number of tokens of the prompts, once an item was made."""
-        return self.source.tokens(self.model)
-
-    def stream(self, output: TextOutput) -> StreamForm:
-        return self.forms.stream(self.asked, output)
-
-    def whole(self, outputs: Sequence[TextOutput]) -> bytes:
-        return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())
 
     def item(
         self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0

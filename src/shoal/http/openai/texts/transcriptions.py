@@ -104,7 +104,7 @@ class Transcripts(Forms):
     def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
 
-    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
         [output] = outputs
         if self._is_text:
             return output.text.encode()
