@@ -160,13 +160,12 @@ class _Code:
         return [Mistake("slot"), 1]
 
     async def recall(self, what: str) -> Any:
+        tags = [self._born, [current_backend_tag(), current_replica_tag()]]
+        return {"greeting": self._greeting, "config": self._config, "tags": tags}[what]
+
+    async def batch(self, items: list[int]) -> list[Any]:
         batch = current_batch()
-        return {
-            "greeting": self._greeting,
-            "config": self._config,
-            "tags": [self._born, [current_backend_tag(), current_replica_tag()]],
-            "batch": [batch.id, batch.size, str(batch.reason)],
-        }[what]
+        return [[batch.id, batch.size, str(batch.reason)] for _ in items]
 
     async def metadata(self, items: list[int]) -> list[Any]:
         return [dict(request.metadata) for request in current_batch().requests]

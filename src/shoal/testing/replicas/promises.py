@@ -114,7 +114,7 @@ async def slots(stage: Stage) -> None:
 async def batch(stage: Stage) -> None:
     await stage.gives("metadata", [5, 6], [{"place": 0}, {"place": 1}])
     if not stage.own_batches:
-        await stage.gives("recall", ["batch"], [[7, 1, "full"]])
+        await stage.gives("batch", [5, 6], 2 * [[7, 2, "full"]])
 
 
 @promise("the code, and only the code, can ask which backend and replica it is in")
