@@ -132,8 +132,7 @@ async def place(stage: Stage) -> None:
 async def at_once(stage: Stage) -> None:
     calls = [stage.begin(stage.played.run("one", [number])) for number in range(5)]
     for number, call in enumerate(calls):
-        await call.ended.wait()
-        stage.same(f"one of {number}", call.result, [2 * number])
+        stage.same(f"one of {number}", await call.end(), [2 * number])
 
 
 @promise("a class gets its init args, positional and keyword")
@@ -166,12 +165,12 @@ async def health_beside_work(stage: Stage) -> None:
     await replica.check_health()
     stage.expect(not work.ended.is_set(), f"the work had ended with {work.result!r}")
     stage.folder.release("a")
-    await work.ended.wait()
+    await work.end()
     await replica.reconfigure("hang")
     look = await stage.holding(replica.check_health(), "health")
     stage.expect(not look.ended.is_set(), f"health() was still at it, and it {look.result!r}")
     look.scope.cancel()
-    await look.ended.wait()
+    await look.end()
     await stage.gives("__call__", [1], [2])
     stage.folder.release("health")
 
@@ -255,7 +254,7 @@ async def _cancelled(stage: Stage, work: Awaitable[Any], name: str) -> CheckedCa
         for _ in range(_A_FEW_TURNS):
             await anyio.lowlevel.checkpoint()
         stage.folder.release(name)
-    await call.ended.wait()
+    await call.end()
     return call
 
 
@@ -282,9 +281,8 @@ async def kill(stage: Stage) -> None:
             call = await stage.holding(work(method, [method]), method)
             played.replica.kill("out of luck")
             played.replica.kill("a second reason")
-            await call.ended.wait()
-            got = call.result[-1] if is_stream else call.result
-            stage.same(method, got, _died("out of luck"))
+            got = await call.end()
+            stage.same(method, got[-1] if is_stream else got, _died("out of luck"))
             stage.folder.release(method)
             await _has_died(stage, "out of luck")
 
@@ -294,8 +292,7 @@ async def cancel(stage: Stage) -> None:
     played = stage.played
     call = await stage.holding(played.run("hold", ["a"]), "a")
     played.scope.cancel()
-    await call.ended.wait()
-    stage.same("a call", call.result, _died())
+    stage.same("a call", await call.end(), _died())
     await played.ended.wait()
     await _is_over(stage)
 
@@ -366,9 +363,8 @@ async def open_answers(stage: Stage) -> None:
         async with stage.batcher("open_batch", fill) as call:
             calls = {number: stage.begin(call(number)) for number in (1, 2, -3, 4, 5)}
             for number, one in calls.items():
-                await one.ended.wait()
                 wanted = (2 * number, IDENTITY.replica) if number > 0 else Mistake()
-                stage.same(str(number), one.result, wanted)
+                stage.same(str(number), await one.end(), wanted)
 
 
 @promise("a caller that leaves an open batch frees its place, and its code is notified")
@@ -397,8 +393,7 @@ async def open_kill(stage: Stage) -> None:
     async with stage.batcher("open_batch", "continuous") as call:
         one = await stage.holding(call("killed"), "killed")
         played.replica.kill("out of luck")
-        await one.ended.wait()
-        for got in (one.result, await outcome(call(1))):
+        for got in (await one.end(), await outcome(call(1))):
             stage.same("a request", got, _died())
     await played.ended.wait()
 

@@ -90,6 +90,11 @@ class CheckedCall:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
 
+    async def end(self) -> Any:
+        """Waits for the end; returns the result or the error, None if the call was cancelled."""
+        await self.ended.wait()
+        return self.result
+
 
 @dataclass(eq=False)
 class Stage:
