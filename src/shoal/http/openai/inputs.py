@@ -27,7 +27,7 @@ from pydantic import Field, with_config
 
 from shoal.errors import ItemTooLarge
 from shoal.http.openai.errors import OPEN, Body, read_body, refused, too_long
-from shoal.http.openai.items import ItemMaker, PairMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.items import ItemMaker, PairMaker, Params, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
 from shoal.http.requests.call import EndpointCall, call_headers
 from shoal.http.requests.exchange import JSON, Exchange
@@ -125,12 +125,12 @@ def _form(value: object) -> str:
 class Asked(NamedTuple):
     model: OpenAIModel
     request_id: str
-    params: Mapping[str, Any]
+    params: Params
     inputs: Sequence[Any]  # prompts, or pairs of texts
 
     @property
     def tokens(self) -> int:
-        parts = [one if isinstance(one, tuple) else (one,) for one in self.inputs]
+        parts: list[Any] = [one if type(one) is tuple else (one,) for one in self.inputs]
         return sum(map(self.model.tokens_in, chain.from_iterable(parts)))
 
     def listed(self, kind: str, **more: Any) -> bytes:
@@ -175,10 +175,10 @@ class InputsRoute(OpenAIRoute):
             await exchange.answer(200, JSON, self.written(asked, results))
 
     @abstractmethod
-    def inputs(self, params: Mapping[str, Any]) -> Sequence[Any]: ...
+    def inputs(self, params: Params) -> Sequence[Any]: ...
 
     @abstractmethod
-    def item(self, model: OpenAIModel, maker: Any, one: Any, params: Mapping[str, Any]) -> Any:
+    def item(self, model: OpenAIModel, maker: Any, one: Any, params: Params) -> Any:
         """Returns the item of an input; `maker` is one of `make`."""
 
     @abstractmethod
@@ -186,12 +186,10 @@ class InputsRoute(OpenAIRoute):
 
 
 class TextsRoute(InputsRoute):
-    def inputs(self, params: Mapping[str, Any]) -> Sequence[Prompt]:
+    def inputs(self, params: Params) -> Sequence[Prompt]:
         return prompts_of(params["input"], "input")
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Params) -> Any:
         return maker.item(model.fitting(maker, one, "input"), params, "input")
 
 
@@ -206,9 +204,7 @@ class EmbeddingsRoute(TextsRoute):
     body: ClassVar[type[Mapping[str, Any]]] = _Embeddings
     gives: ClassVar[str] = "embeddings"
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Params) -> Any:
         if params.get("dimensions") is not None and "dimensions" not in maker.fields:
             detail = "The model does not take dimensions: its items have no field 'dimensions'"
             raise refused(detail, param="dimensions", code="unsupported")
@@ -277,9 +273,7 @@ class _PairsRoute(InputsRoute):
     # The client's names of the two texts.
     names: ClassVar[tuple[str, str]]
 
-    def item(
-        self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Params) -> Any:
         return maker.item(one, params, self.names)
 
 
@@ -293,7 +287,7 @@ class RerankRoute(_PairsRoute):
         # Unless the client says so.
         self._returns_documents = returns_documents
 
-    def inputs(self, params: Mapping[str, Any]) -> Sequence[Pair]:
+    def inputs(self, params: Params) -> Sequence[Pair]:
         if params.get("rank_fields") not in (None, [], ["text"]):
             detail = "Documents are ranked by the field 'text' only"
             raise refused(detail, param="rank_fields", code="unsupported")
@@ -337,7 +331,7 @@ class ScoreRoute(_PairsRoute):
     param = "text_2"
     names = ("text_1", "text_2")
 
-    def inputs(self, params: Mapping[str, Any]) -> Sequence[Pair]:
+    def inputs(self, params: Params) -> Sequence[Pair]:
         first, second = params["text_1"], params["text_2"]
         second = [second] if isinstance(second, str) else second
         if isinstance(first, str):

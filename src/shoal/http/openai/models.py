@@ -12,7 +12,7 @@ import orjson
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
-from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Prompt, TextMaker
+from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Params, Prompt, TextMaker
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON, Counted, Exchange
@@ -98,9 +98,7 @@ class OpenAIModel:
             raise _refusal(error, "The tokens can't be decoded", param) from None
         return _text_from("decode_tokens", text)
 
-    def prompt(
-        self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], param: str
-    ) -> str:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], params: Params, param: str) -> str:
         # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
         given = {name: params[name] for name in self.template_fields & params.keys()}
         try:

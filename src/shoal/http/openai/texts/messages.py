@@ -21,6 +21,7 @@ from shoal.http.requests.protocol import StreamForm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from shoal.http.openai.items import Params
     from shoal.http.openai.texts.results import TextEnd
     from shoal.http.requests.problem import Problem
 
@@ -56,7 +57,7 @@ class Forms(ABC):
     passes: ClassVar[Sequence[str]] = OF_MESSAGES
     media_type: bytes = JSON
 
-    def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
+    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
         """Returns whether a response without the parameter is what the client wants."""
         value = params[name]
         if value is None:  # not given

@@ -15,7 +15,7 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.http.openai.errors import OPEN, Body, read_body, refused
-from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.items import AudioMaker, ItemMaker, Params, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import count_words
 from shoal.http.openai.texts.messages import AnswerForms, Forms, TextAsked
 from shoal.http.openai.texts.results import TextEnd, TextOutput
@@ -41,7 +41,7 @@ class Source(ABC):
     count = 1
 
     @abstractmethod
-    def item(self, model: OpenAIModel, maker: Any, params: Mapping[str, Any], which: int) -> Any:
+    def item(self, model: OpenAIModel, maker: Any, params: Params, which: int) -> Any:
         """Returns the item for one of the texts; `maker` is one of `make`."""
 
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:
@@ -57,9 +57,7 @@ class Prompts(Source):
         self._prompts = prompts
         self.count = len(prompts)
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, params: Params, which: int) -> Any:
         prompt = model.fitting(maker, self._prompts[which], "prompt")
         return maker.item(prompt, params, "prompt")
 
@@ -96,9 +94,7 @@ class Chat(Source):
             else:
                 self._other = self._other or place
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, params: Params, which: int) -> Any:
         if maker.takes_messages:
             return maker.item(None, {**params, "messages": self._messages}, self._param)
         if self._other is not None:
@@ -125,9 +121,7 @@ class Audio(Source):
     def __init__(self, content: bytes) -> None:
         self._content = content
 
-    def item(
-        self, model: OpenAIModel, maker: AudioMaker, params: Mapping[str, Any], which: int
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: AudioMaker, params: Params, which: int) -> Any:
         return maker.item(self._content, params)
 
 
@@ -156,7 +150,7 @@ class TextJob:
     exchange: Exchange
     model: OpenAIModel
     # In the form of chats or completions; null is as if the parameter were absent.
-    params: Mapping[str, Any]
+    params: Params
     source: Source
     forms: Forms
     stops: Sequence[str] = ()

@@ -15,7 +15,7 @@ from shoal.core.extras import advice
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
-from shoal.http.openai.items import AudioMaker
+from shoal.http.openai.items import AudioMaker, Params
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event, event
 from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
@@ -23,7 +23,7 @@ from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from shoal.http.openai.models import OpenAIModels
     from shoal.http.openai.texts.results import TextOutput
@@ -98,7 +98,7 @@ class Transcripts(Forms):
         self._is_text = _FORMATS[form] is not JSON
         self.media_type = _FORMATS[form]
 
-    def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
+    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
         return params[name] in ("", "json", "text")
 
     def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
