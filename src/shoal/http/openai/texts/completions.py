@@ -89,13 +89,9 @@ class TextCall:
                 results.pass_on(take)
             async for piece in stream:
                 for one in (piece, *stream.ready()):
-                    if isinstance(one, str):
-                        texts.append(end.take(one))
-                    else:
+                    if end.reason is None:
                         output.keep(output.take(one))
-                    tick()
-                    if end.reason is not None:
-                        break
+                        tick()
                 if end.reason is not None:
                     break
         texts.append(output.rest())

@@ -46,7 +46,7 @@ class TextAsked(NamedTuple):
     """What a request of texts asks for, for the forms of their streams."""
 
     id: bytes  # safe characters only
-    prompt_tokens: Callable[[], int]  # once an item was made
+    prompt_tokens: Callable[[], int]  # once an item was made; cached
     with_usage: bool
 
 
@@ -223,19 +223,12 @@ class _Events(EventStream):
         self._form = form
         self._ends = ends
         self._asked = asked
-        self._prompt_count: int | None = None
-
-    def _count_prompt(self) -> int:
-        # First before the end of the stream, where it must not fail.
-        if self._prompt_count is None:
-            self._prompt_count = self._asked.prompt_tokens()
-        return self._prompt_count
 
     def end(self) -> bytes:
         last = b"data: [DONE]\n\n"
         if not self._asked.with_usage:
             return last
-        return self._form.message(usage=_usage(self._count_prompt(), self._ends)) + last
+        return self._form.message(usage=_usage(self._asked.prompt_tokens(), self._ends)) + last
 
     def error(self, problem: Problem, request_id: str) -> bytes:
         return error_event(problem)
@@ -252,7 +245,7 @@ class OneText(_Events):
         self._after = choice.after
         self._plain_below: float = 0  # only the first message begins with the role
         if asked.with_usage:
-            self._count_prompt()
+            asked.prompt_tokens()  # not first at the end of the stream, where it must not fail
 
     def item(self, value: Any) -> bytes:
         text = self._text
@@ -274,5 +267,5 @@ class OneText(_Events):
 class SeveralTexts(_Events):
     def item(self, value: bytes) -> bytes:
         if self._asked.with_usage:
-            self._count_prompt()  # not sooner: the prompt of a chat is made with its calls
+            self._asked.prompt_tokens()  # not sooner: the prompt of a chat is made with its calls
         return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NotRequired
 
 from pydantic import Field, with_config
@@ -166,7 +166,8 @@ class TextJob:
     def asked(self) -> TextAsked:
         options = self.params.get("stream_options")
         with_usage = options is not None and bool(options.get("include_usage"))
-        return TextAsked(self.exchange.id, partial(self.source.tokens, self.model), with_usage)
+        tokens = cache(partial(self.source.tokens, self.model))
+        return TextAsked(self.exchange.id, tokens, with_usage)
 
     def clock(self) -> Callable[[], None]:
         return self.exchange.item_clock(self.model.endpoint.name)
