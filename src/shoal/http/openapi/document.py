@@ -189,14 +189,11 @@ class Operations:
         operation: dict[str, Any] = {"summary": endpoint.name, "parameters": parameters}
         if endpoint.text:
             operation["description"] = endpoint.text
-        body = inputs.body() if takes_body else None
-        if body is not None:
-            operation["requestBody"] = body
+        if takes_body:
+            operation["requestBody"] = inputs.body()
         operation["responses"] = self._responses_of(method)
-        if self._security:
+        if self._security or endpoint.documented.security is not None:
             operation["security"] = [dict(one) for one in self._security]
-        elif endpoint.documented.security is not None:
-            operation["security"] = []
         return operation
 
     def _responses_of(self, method: str) -> dict[str, Any]:
@@ -213,8 +210,7 @@ class Operations:
         for status, meaning in self.endpoint.documented.responses.items():
             responses[str(status)] = _problem(meaning)
         if method == "HEAD":
-            for code in responses:
-                responses[code] = {"description": "As for GET, without the body."}
+            responses = {key: {"description": "As for GET, without the body."} for key in responses}
         return dict(sorted(responses.items()))
 
     def _success(self) -> dict[str, Any]:

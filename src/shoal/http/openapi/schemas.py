@@ -10,6 +10,7 @@ import inspect
 import re
 import typing
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from inspect import Parameter, Signature
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union
@@ -104,10 +105,8 @@ class Schemas:
         if is_array(annotation):
             self._found[key] = self.array_result()
             return
-        try:
+        with suppress(Exception):  # the user's type and its hooks may raise anything
             self.add(key, TypeAdapter[Any](annotation))
-        except Exception:  # the user's type and its hooks may raise anything
-            return
 
     def make(self) -> None:
         schemas, shared = TypeAdapter.json_schemas(
@@ -230,11 +229,9 @@ class ItemForms:
         self._media_types: Sequence[str] = ()
         self._takes_query = False
         if endpoint.signature is not None and not endpoint.decodes:
-            try:
+            with suppress(Exception):  # only handles can call it; or a hook of the user's raised
                 self._add(endpoint.signature)
                 self._is_known = True
-            except Exception:  # noqa: S110 - only handles can call it; or a hook of the user's raised
-                pass
 
     @property
     def takes_lines(self) -> bool:
@@ -267,7 +264,7 @@ class ItemForms:
             return method not in ("GET", "HEAD", "OPTIONS")
         return bool(self._media_types) and takes_body(method, self._parameters)
 
-    def body(self) -> dict[str, Any] | None:
+    def body(self) -> dict[str, Any]:
         """Returns the request body; the schemas have been made."""
         if self._endpoint.decodes:
             return {
