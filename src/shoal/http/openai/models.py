@@ -168,17 +168,14 @@ class OpenAIModels:
         return fitting[0]
 
     def _named(self, name: str) -> OpenAIModel:
-        endpoints = self.controller.endpoints
-        model = self._models.get(name)
-        if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
-            return model
-        own_name = name if self.names is None else self.names.get(name)
-        endpoint = None if own_name is None else endpoints.get(own_name)
+        own_name = name if self.names is None else self.names.get(name, "")
+        endpoint = self.controller.endpoints.get(own_name)
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = OpenAIModel(name, endpoint, self.options, self.tokens)
-        self._models[name] = model
+        model = self._models.get(name)
+        if model is None or model.endpoint is not endpoint:
+            model = self._models[name] = OpenAIModel(name, endpoint, self.options, self.tokens)
         return model
 
     def __iter__(self) -> Iterator[OpenAIModel]:
