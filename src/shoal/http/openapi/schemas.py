@@ -130,19 +130,18 @@ class Schemas:
         return schema
 
     def array(self) -> Schema:
-        return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
+        return self._nested(_ARRAY, "number", "boolean")
 
     def array_result(self) -> Schema:
         """Returns the schema of an array whose numbers may not be finite."""
-        kinds = ("number", "boolean", "null")
-        return self._nested(_ARRAY_RESULT, *({"type": kind} for kind in kinds))
+        return self._nested(_ARRAY_RESULT, "number", "boolean", "null")
 
-    def _nested(self, name: str, *kinds: Schema) -> Schema:
+    def _nested(self, name: str, *kinds: str) -> Schema:
         ref = {"$ref": f"{_REF}{name}"}
         self.components[name] = {
             "title": "Array",
             "description": "Numbers, in lists nested to any depth.",
-            "anyOf": [*kinds, {"type": "array", "items": ref}],
+            "anyOf": [*({"type": kind} for kind in kinds), {"type": "array", "items": ref}],
         }
         return ref
 

@@ -213,9 +213,8 @@ class EventStream(StreamForm):
     media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n"
 
-
-def error_event(problem: Problem) -> bytes:
-    return b"data: " + one_line_json(error_json(problem)) + b"\n\n"
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return b"data: %b\n\n" % one_line_json(error_json(problem))
 
 
 class _Events(EventStream):
@@ -229,9 +228,6 @@ class _Events(EventStream):
         if not self._asked.with_usage:
             return last
         return self._form.message(usage=_usage(self._asked.prompt_tokens(), self._ends)) + last
-
-    def error(self, problem: Problem, request_id: str) -> bytes:
-        return error_event(problem)
 
 
 class OneText(_Events):

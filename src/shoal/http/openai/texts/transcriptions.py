@@ -16,11 +16,11 @@ from shoal.http.json.content_coding import decoded
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
 from shoal.http.openai.items import AudioMaker, Params
-from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event, event
+from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, event
 from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,6 +128,3 @@ class _TranscriptEvents(EventStream):
 
     def end(self) -> bytes:
         return event({"type": "transcript.text.done", "text": self._output.text})
-
-    def error(self, problem: Problem, request_id: str) -> bytes:
-        return error_event(problem)
