@@ -262,28 +262,18 @@ class HttpClient:
         async def read(answer: StreamingAnswer) -> list[Any]:
             return outcomes_of(await answer.read(), answer.media_type, answer.url)
 
-        async def call_each(chunk: list[Any]) -> list[Any]:
-            outcomes: list[Any] = [None] * len(chunk)
-
-            async def call_one(number: int) -> None:
-                try:
-                    outcomes[number] = await self.call(
-                        path, chunk[number], timeout_s=timeout_s, headers=headers
-                    )
-                except Exception as error:
-                    outcomes[number] = error
-
-            async with anyio.create_task_group() as tasks:
-                for number in range(len(chunk)):
-                    tasks.start_soon(call_one, number)
-            return outcomes
+        async def call_one(chunk: list[Any]) -> list[Any]:
+            try:
+                return [await self.call(path, chunk[0], timeout_s=timeout_s, headers=headers)]
+            except Exception as error:
+                return [error]
 
         async def call_all(chunk: list[Any]) -> list[Any]:
             outcomes = list[Any]()
             try:
                 bodies = [body_of(item) for item in chunk]
                 if any(media_type != JSON for _, media_type in bodies):
-                    return await call_each(chunk)
+                    return await MapCall[Any]((chunk,), {"return_exceptions": True}, lambda _: each)
                 content = b"\n".join(body for body, _ in bodies)
                 until = anyio.current_time() + limit_s
                 outcomes = await self._made((method, path, sent, content), until, None, read)
@@ -293,6 +283,7 @@ class HttpClient:
                 return [own_copy(error) for _ in chunk]
             return outcomes
 
+        each = MapPlan(path, call_one, chunk=1, window=_MOST_LINES, once=_MOST_LINES)
         plan = MapPlan(path, call_all, chunk=_MOST_LINES, window=4 * _MOST_LINES)
         return MapCall((items,), options, lambda _: plan)
 

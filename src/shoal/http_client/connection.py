@@ -163,10 +163,9 @@ class Connection:
                 ) from None
             except httpx.RequestError as error:
                 server.failed(failures_before)
+                kind = NotSent if _is_unsent(error, upload) else ConnectionError
                 # In no variable, since its traceback holds this frame.
-                if _is_unsent(error, upload):
-                    raise unsent_by(error, server.url) from error
-                raise broken_by(error, server.url) from error
+                raise broken_by(error, server.url, kind) from error
             finally:
                 self._waits.discard(wait)
                 if response is None:
@@ -278,13 +277,10 @@ def _is_unsent(error: httpx.RequestError, upload: Upload | None) -> bool:
     return is_of_httpcore and upload is not None and not upload.was_begun
 
 
-def unsent_by(error: Exception, url: str) -> Exception:
-    broken = broken_by(error, url)
-    return NotSent(str(broken)) if type(broken) is ConnectionError else broken
-
-
-def broken_by(error: Exception, url: str) -> Exception:
-    """Returns the builtin exception for an error of httpx in a request to this server."""
+def broken_by(
+    error: Exception, url: str, kind: type[ConnectionError] = ConnectionError
+) -> Exception:
+    """Returns the builtin exception, or one of a kind, for an error of httpx in a request."""
     import httpx
 
     causes: list[BaseException] = [error]  # trio's errors of connections say nothing themselves
@@ -292,15 +288,13 @@ def broken_by(error: Exception, url: str) -> Exception:
         causes.append(cause)
     message = next((text for text in map(str, causes) if text), type(error).__name__)
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
-        return ConnectionError(f"no secure connection to {url} could be made: {message}")
+        return kind(f"no secure connection to {url} could be made: {message}")
     if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
         start = "start one:\n    shoal serve my_module:app"
         return ConnectionRefusedError(f"no server answers at {url} ({message}); {start}")
     if isinstance(error, httpx.TimeoutException):
         return TimeoutError(f"{url} took too long; the request may still be carried out")
-    return ConnectionError(
-        f"the connection to {url} broke ({message}); the request may have been carried out"
-    )
+    return kind(f"the connection to {url} broke ({message}); the request may have been carried out")
 
 
 def socket_of(url: str) -> str | None:

@@ -154,11 +154,15 @@ class _Trial:
         self._follow(decision)
 
     def _follow(self, decision: Dispatch | Wait) -> None:
-        if isinstance(decision, Dispatch):
-            self._take(decision)
-        else:
+        if isinstance(decision, Wait):
             self._asleep = decision
             self._has_happened = False
+            return
+        self._asleep = None
+        taken = self._policy.take(decision)
+        if self._random.random() < 0.15:
+            some = self._random.sample(taken, self._random.randint(1, len(taken)))
+            self._policy.put_back(taken, departed=set(some))
 
     def _check_sleeping_slot(self, asleep: Wait) -> None:
         """Checks that a sleeping slot did not need to be woken."""
@@ -177,13 +181,6 @@ class _Trial:
 
     def _serve(self, pressure: Pressure) -> None:
         self._follow(self._policy.decide(self._now, pressure))
-
-    def _take(self, dispatch: Dispatch) -> None:
-        self._asleep = None
-        taken = self._policy.take(dispatch)
-        if self._random.random() < 0.15:
-            some = self._random.sample(taken, self._random.randint(1, len(taken)))
-            self._policy.put_back(taken, departed=set(some))
 
     def _wake_by_arrivals(self) -> None:
         """Checks that arrivals alone wake a slot that waits without a time limit."""
@@ -243,7 +240,11 @@ class WatchedPolicy:
         taken: list[Request] = self._call("take", self._policy.take, dispatch)
         if not 1 <= len(taken) <= dispatch.size:
             raise self.broken(SIZE)
-        self._hand_out(taken)
+        if len(set(taken)) < len(taken) or not self.queue.keys() >= set(taken):
+            raise self.broken(ONCE)
+        for request in taken:
+            del self.queue[request]
+        self._compare()
         return taken
 
     def put_back(self, taken: Sequence[Request], departed: set[Request]) -> None:
@@ -268,13 +269,6 @@ class WatchedPolicy:
             f"{type(self._policy).__name__} breaks a promise: {promise}; "
             f"found by seeds=[{self._seed}] with these steps:\n{program}"
         )
-
-    def _hand_out(self, taken: Sequence[Request]) -> None:
-        if len(set(taken)) < len(taken) or not self.queue.keys() >= set(taken):
-            raise self.broken(ONCE)
-        for request in taken:
-            del self.queue[request]
-        self._compare()
 
     def _compare(self) -> None:
         waiting = self._waiting()

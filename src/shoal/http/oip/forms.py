@@ -17,11 +17,8 @@ from shoal.http.oip.tensor import BYTES, DATATYPES
 ANY: Final = "FP32"
 
 _BY_TYPE: Final = ((bool, "BOOL"), (int, "INT64"), (float, "FP64"), (str, BYTES), (bytes, BYTES))
-_BY_DTYPE: Final = {
-    "|b1": "BOOL",
-    **{one.numpy_name.replace("<", "|" if one.size == 1 else "<"): name
-       for name, one in DATATYPES.items() if one.code and name not in ("BOOL", "BF16")},
-}  # fmt: skip
+# By the kinds of numpy; the number of bits follows.
+_NUMBERS: Final = {"i": "INT", "u": "UINT", "f": "FP"}
 
 
 class TensorForm(NamedTuple):
@@ -76,8 +73,10 @@ def datatype_of_dtype(dtype: Any) -> str | None:
         return BYTES
     if dtype.name == "bfloat16":  # of the package ml_dtypes
         return "BF16"
-    name: str = dtype.newbyteorder("<").str
-    return _BY_DTYPE.get(name)
+    if dtype.kind == "b":
+        return "BOOL"
+    name = f"{_NUMBERS.get(dtype.kind, '')}{8 * dtype.itemsize}"
+    return name if name in DATATYPES else None
 
 
 def _datatype_of(scalar: Any) -> str | None:

@@ -53,7 +53,7 @@ class ModelInputs:
             keys = keys_of(adapter_of(parameters[0].annotation).core_schema)
             self._annotations = {keys.get(n, [n])[0]: one for n, one in fields.items()}
             self._columns: dict[str, _Values | _ArrayValues] = {
-                key: _ArrayValues(one) if is_array(one) else _Values(one, checks=False)
+                key: _column_of(one, checks=False)
                 for name, one in fields.items()
                 for key in keys.get(name, [name])
             }
@@ -61,19 +61,16 @@ class ModelInputs:
             self._required = {p.name for p in parameters if p.default is Parameter.empty}
             self._annotations = {p.name: p.annotation for p in parameters}
             self._columns = {p.name: _column_of(p.annotation) for p in parameters}
-        # The column of code with a single parameter.
-        self._only = None
-        if len(parameters) == 1 and self._record is None:
-            [self._only] = self._columns.values()
 
     def metadata(self) -> list[dict[str, Any]]:
         return [form_of(one).metadata(name) for name, one in self._annotations.items()]
 
     def items(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Returns the item of each row; a tuple, in order, if the code has several parameters."""
-        if self._only is not None and len(tensors) == 1:
+        if len(tensors) == len(self._parameters) == 1 and self._record is None:
+            [column] = self._columns.values()
             _check_rows(tensors[0].shape[0])
-            return self._only.values(tensors[0])
+            return column.values(tensors[0])
         by_name = {tensor.name: tensor for tensor in tensors}
         self._check_names(by_name)
         if not self._parameters:
@@ -99,7 +96,7 @@ class ModelInputs:
 
 
 class _Values:
-    def __init__(self, annotation: Any, *, checks: bool = True) -> None:
+    def __init__(self, annotation: Any, *, checks: bool) -> None:
         self._is_scalar = form_of(annotation).dimensions == ()
         checks = checks and not is_unannotated(annotation)
         self._validator = _validator_of(annotation) if checks else None
@@ -158,10 +155,10 @@ class _ArrayValues:
         return np.frombuffer(data, datatype.numpy_name).astype(native)
 
 
-def _column_of(annotation: Any) -> _Values | _ArrayValues:
+def _column_of(annotation: Any, *, checks: bool = True) -> _Values | _ArrayValues:
     if annotation is Request:
         raise TypeError("its items are whole HTTP requests")
-    return _ArrayValues(annotation) if is_array(annotation) else _Values(annotation)
+    return _ArrayValues(annotation) if is_array(annotation) else _Values(annotation, checks=checks)
 
 
 def _exact(annotation: Any) -> tuple[Any, int]:

@@ -8,6 +8,7 @@ often send the same JSON with each request, so it is read once.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
 import orjson
@@ -89,7 +90,6 @@ class RequestHead:
     """The contents of a request's JSON; inputs with binary data are not filled yet."""
 
     # Defaults that most requests keep.
-    has_binary: bool = False
     id: str | None = None
     # Whether outputs are binary that do not say so themselves.
     is_binary: bool = False
@@ -98,15 +98,12 @@ class RequestHead:
     parameters: Mapping[str, Any] = _NONE
 
     def __init__(self, parsed: Mapping[str, Any], most_elements: int) -> None:
-        self.inputs: list[Tensor] = []
         allowance = Allowance(most_elements)
-        for one in parsed["inputs"]:
-            tensor = Tensor(one, allowance)
-            self.inputs.append(tensor)
-            if tensor.size is not None:
-                self.has_binary = True
+        self.inputs = [Tensor(one, allowance) for one in parsed["inputs"]]
         if len(self.inputs) > 1:
-            self._check_names()
+            name, count = Counter(one.name for one in self.inputs).most_common(1)[0]
+            if count > 1:
+                raise malformed(f"The input {name!r} is there twice.")
         if len(parsed) > 1:
             self._take_options(parsed)
 
@@ -122,13 +119,6 @@ class RequestHead:
     def may_be_kept(self) -> bool:
         """Whether other requests may have the same: it has no elements, and no id."""
         return self.id is None and all(one.size is not None for one in self.inputs)
-
-    def _check_names(self) -> None:
-        names = set[str]()
-        for one in self.inputs:
-            if one.name in names:
-                raise malformed(f"The input {one.name!r} is there twice.")
-            names.add(one.name)
 
     def _is_binary(self, output: Mapping[str, Any]) -> bool:
         parameters: Mapping[str, Any] = output.get("parameters") or _NONE
@@ -200,17 +190,12 @@ def read_tensors(
     else:
         end = _header_length(declared, len(body))
         described = heads.of(body[:end])
-    tensors = described.inputs
-    if declared is not None or described.has_binary:
-        allowance = Allowance(exchange.settings.max_json_elements)
-        tensors = _filled(tensors, memoryview(body)[end:], allowance)
-    return described, tensors
+    allowance = Allowance(exchange.settings.max_json_elements)
+    return described, _filled(described.inputs, memoryview(body)[end:], allowance)
 
 
 def _filled(inputs: list[Tensor], rest: memoryview, allowance: Allowance) -> list[Tensor]:
     """Returns inputs with the elements that follow the JSON."""
-    if len(inputs) == 1 and inputs[0].size == rest.nbytes:
-        return [inputs[0].filled(rest, allowance)]
     tensors: list[Tensor] = []
     at = 0
     for tensor in inputs:

@@ -9,6 +9,7 @@ import time
 from abc import abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from numbers import Real
 from typing import (
     TYPE_CHECKING,
@@ -26,7 +27,7 @@ from pydantic import Field, with_config
 
 from shoal.errors import ItemTooLarge
 from shoal.http.openai.errors import OPEN, Body, read_body, refused, too_long
-from shoal.http.openai.items import ItemMaker, PairMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.items import ItemMaker, PairMaker, Params, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import OpenAIModel, OpenAIModels, OpenAIRoute
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
@@ -123,7 +124,19 @@ def _form(value: object) -> str:
 class Asked(NamedTuple):
     model: OpenAIModel
     request_id: str
-    params: Mapping[str, Any]
+    params: Params
+    inputs: Sequence[Any]  # prompts, or pairs of texts
+
+    @property
+    def tokens(self) -> int:
+        parts: list[Any] = [one if type(one) is tuple else (one,) for one in self.inputs]
+        return sum(map(self.model.tokens_in, chain.from_iterable(parts)))
+
+    def listed(self, kind: str, **more: Any) -> bytes:
+        """Returns the response of a kind, with further members."""
+        usage = {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+        own_id, name = f"{kind}-{self.request_id}", self.model.name
+        return encoded({"id": own_id, "object": "list", "model": name, **more, "usage": usage})
 
 
 class InputsRoute(OpenAIRoute):
@@ -156,14 +169,14 @@ class InputsRoute(OpenAIRoute):
             results = await call.results(items)
         except ItemTooLarge as error:
             raise too_long("An input", error, param=self.param) from None
-        asked = Asked(model, exchange.request_id, params)
+        asked = Asked(model, exchange.request_id, params, inputs)
         await exchange.answer(200, JSON, self.written(asked, results))
 
     @abstractmethod
-    def inputs(self, params: dict[str, Any]) -> Sequence[Any]: ...
+    def inputs(self, params: Params) -> Sequence[Any]: ...
 
     @abstractmethod
-    def item(self, model: OpenAIModel, maker: Any, one: Any, params: Mapping[str, Any]) -> Any:
+    def item(self, model: OpenAIModel, maker: Any, one: Any, params: Params) -> Any:
         """Returns the item of an input; `maker` is one of `make`."""
 
     @abstractmethod
@@ -171,18 +184,11 @@ class InputsRoute(OpenAIRoute):
 
 
 class TextsRoute(InputsRoute):
-    def inputs(self, params: dict[str, Any]) -> Sequence[Prompt]:
-        params["input"] = prompts_of(params["input"], "input")
-        return params["input"]  # type: ignore[no-any-return]
+    def inputs(self, params: Params) -> Sequence[Prompt]:
+        return prompts_of(params["input"], "input")
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Params) -> Any:
         return maker.item(model.fitting(maker, one, "input"), params, "input")
-
-
-def usage(tokens: int) -> dict[str, int]:
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 @with_config(OPEN)
@@ -196,9 +202,7 @@ class EmbeddingsRoute(TextsRoute):
     body: ClassVar[type[Mapping[str, Any]]] = _Embeddings
     gives: ClassVar[str] = "embeddings"
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Mapping[str, Any]
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Params) -> Any:
         if params.get("dimensions") is not None and "dimensions" not in maker.fields:
             detail = "The model does not take dimensions: its items have no field 'dimensions'"
             raise refused(detail, param="dimensions", code="unsupported")
@@ -207,7 +211,7 @@ class EmbeddingsRoute(TextsRoute):
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         written = in_base64 if asked.params.get("encoding_format") == "base64" else in_json
         data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
+        tokens = asked.tokens
         return _ANSWER % (data, asked.model.name_json, tokens, tokens)
 
 
@@ -227,17 +231,8 @@ class ClassifyRoute(TextsRoute):
     gives: ClassVar[str] = "classes"
 
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
-        tokens = sum(map(asked.model.tokens_in, asked.params["input"]))
-        return encoded(
-            {
-                "id": f"classify-{asked.request_id}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": asked.model.name,
-                "data": [{"index": nth, **_classes(one)} for nth, one in enumerate(results)],
-                "usage": usage(tokens),
-            }
-        )
+        data = [{"index": nth, **_classes(one)} for nth, one in enumerate(results)]
+        return asked.listed("classify", created=int(time.time()), data=data)
 
 
 def _classes(result: Any) -> dict[str, Any]:
@@ -276,9 +271,7 @@ class _PairsRoute(InputsRoute):
     # The client's names of the two texts.
     names: ClassVar[tuple[str, str]]
 
-    def item(
-        self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Mapping[str, Any]
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: PairMaker, one: Pair, params: Params) -> Any:
         return maker.item(one, params, self.names)
 
 
@@ -292,7 +285,7 @@ class RerankRoute(_PairsRoute):
         # Unless the client says so.
         self._returns_documents = returns_documents
 
-    def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
+    def inputs(self, params: Params) -> Sequence[Pair]:
         if params.get("rank_fields") not in (None, [], ["text"]):
             detail = "Documents are ranked by the field 'text' only"
             raise refused(detail, param="rank_fields", code="unsupported")
@@ -303,8 +296,7 @@ class RerankRoute(_PairsRoute):
                 detail = "A document is a text, or an object with a text under the key 'text'"
                 raise refused(detail, param=f"documents.{nth}")
             texts.append(text)
-        params["pairs"] = [(params["query"], text) for text in texts]
-        return params["pairs"]  # type: ignore[no-any-return]
+        return [(params["query"], text) for text in texts]
 
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         scores = [number_of(result, "scores") for result in results]
@@ -318,21 +310,12 @@ class RerankRoute(_PairsRoute):
             for one in ranked:
                 document = asked.params["documents"][one["index"]]
                 one["document"] = {"text": document} if isinstance(document, str) else document
-        tokens = _tokens(asked.model, asked.params["pairs"])
-        return encoded(
-            {
-                "id": f"rerank-{asked.request_id}",
-                "object": "list",
-                "model": asked.model.name,
-                "results": ranked,
-                "usage": usage(tokens),
-                "meta": {
-                    "api_version": {"version": "1" if self._returns_documents else "2"},
-                    "billed_units": {"search_units": 1},
-                    "tokens": {"input_tokens": tokens},
-                },
-            }
-        )
+        meta = {
+            "api_version": {"version": "1" if self._returns_documents else "2"},
+            "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": asked.tokens},
+        }
+        return asked.listed("rerank", results=ranked, meta=meta)
 
 
 @with_config(OPEN)
@@ -346,7 +329,7 @@ class ScoreRoute(_PairsRoute):
     param = "text_2"
     names = ("text_1", "text_2")
 
-    def inputs(self, params: dict[str, Any]) -> Sequence[Pair]:
+    def inputs(self, params: Params) -> Sequence[Pair]:
         first, second = params["text_1"], params["text_2"]
         second = [second] if isinstance(second, str) else second
         if isinstance(first, str):
@@ -356,25 +339,9 @@ class ScoreRoute(_PairsRoute):
         if len(first) != len(second):
             detail = f"text_1 has {len(first)} texts and text_2 {len(second)}: send one, or as many"
             raise refused(detail, param="text_1")
-        params["pairs"] = [*zip(first, second, strict=True)]
-        return params["pairs"]  # type: ignore[no-any-return]
+        return [*zip(first, second, strict=True)]
 
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         scores = [number_of(result, "scores") for result in results]
-        return encoded(
-            {
-                "id": f"score-{asked.request_id}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": asked.model.name,
-                "data": [
-                    {"index": nth, "object": "score", "score": score}
-                    for nth, score in enumerate(scores)
-                ],
-                "usage": usage(_tokens(asked.model, asked.params["pairs"])),
-            }
-        )
-
-
-def _tokens(model: OpenAIModel, pairs: Sequence[Pair]) -> int:
-    return sum(model.tokens_in(text) for pair in pairs for text in pair)
+        data = [{"index": nth, "object": "score", "score": one} for nth, one in enumerate(scores)]
+        return asked.listed("score", created=int(time.time()), data=data)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # A prompt, or an input of an embedding: a text, or its tokens.
 Prompt: TypeAlias = "str | list[int]"
+# The parameters of a request, by their names.
+Params: TypeAlias = Mapping[str, Any]
 
 # The names of a field for the prompt, in order of preference.
 PROMPT_NAMES: Final = ("prompt", "text", "input")
@@ -73,7 +75,7 @@ class ItemMaker:
     def named(self, names: Iterable[str]) -> str | None:
         return next((name for name in names if name in self.fields), None)
 
-    def with_params(self, values: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    def with_params(self, values: dict[str, Any], params: Params) -> dict[str, Any]:
         """Returns the values of an item's fields, with those of a request's parameters."""
         given = {
             name: value
@@ -128,7 +130,7 @@ class TextMaker(ItemMaker):
             raise TypeError(f"{signature} takes no text: a str, or a field 'prompt' or 'messages'")
         self._validator = self.validator()
 
-    def item(self, prompt: Prompt | None, params: Mapping[str, Any], param: str) -> Any:
+    def item(self, prompt: Prompt | None, params: Params, param: str) -> Any:
         """Returns the item; `prompt` is None if it takes messages; clients call it `param`."""
         if self._validator is None:
             return prompt
@@ -159,7 +161,7 @@ class PairMaker(ItemMaker):
             raise TypeError(f"{signature} takes no pairs of a query and a document")
         self._validator = self.validator()
 
-    def item(self, pair: tuple[str, str], params: Mapping[str, Any], names: tuple[str, str]) -> Any:
+    def item(self, pair: tuple[str, str], params: Params, names: tuple[str, str]) -> Any:
         """Returns the item of a pair; `names` are the client's for its members."""
         assert self._validator is not None
         query, document = names
@@ -185,7 +187,7 @@ class AudioMaker(ItemMaker):
         # Bytes may be of anything.
         self.is_listed = self._file is not None
 
-    def item(self, content: bytes, params: Mapping[str, Any]) -> Any:
+    def item(self, content: bytes, params: Params) -> Any:
         if self._validator is None or self._file is None:
             return content
         values = self.with_params({self._file: content}, params)

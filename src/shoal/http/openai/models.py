@@ -12,7 +12,7 @@ import orjson
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
-from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Prompt, TextMaker
+from shoal.http.openai.items import AudioMaker, ItemMaker, PairMaker, Params, Prompt, TextMaker
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import JSON, Exchange
@@ -97,9 +97,7 @@ class OpenAIModel:
             raise _refusal(error, "The tokens can't be decoded", param) from None
         return _text_from("decode_tokens", text)
 
-    def prompt(
-        self, messages: Sequence[Mapping[str, Any]], params: Mapping[str, Any], param: str
-    ) -> str:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], params: Params, param: str) -> str:
         # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
         given = {name: params[name] for name in self.template_fields & params.keys()}
         try:
@@ -169,17 +167,14 @@ class OpenAIModels:
         return fitting[0]
 
     def _named(self, name: str) -> OpenAIModel:
-        endpoints = self.controller.endpoints
-        model = self._models.get(name)
-        if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
-            return model
-        own_name = name if self.names is None else self.names.get(name)
-        endpoint = None if own_name is None else endpoints.get(own_name)
+        own_name = name if self.names is None else self.names.get(name, "")
+        endpoint = self.controller.endpoints.get(own_name)
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = OpenAIModel(name, endpoint, self.options, self.tokens)
-        self._models[name] = model
+        model = self._models.get(name)
+        if model is None or model.endpoint is not endpoint:
+            model = self._models[name] = OpenAIModel(name, endpoint, self.options, self.tokens)
         return model
 
     def __iter__(self) -> Iterator[OpenAIModel]:

@@ -43,18 +43,24 @@ if TYPE_CHECKING:
 MOST_ENDPOINTS: Final = 1000
 
 _DIALECT: Final = "3.1.1"
-_GIVEN_ID: Final[dict[str, Any]] = {
-    "name": "X-Request-ID",
-    "in": "header",
-    "description": "The id of the request: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Another is ignored.",
-    "schema": {"type": "string"},
-}
-_TIMEOUT: Final[dict[str, Any]] = {
-    "name": "X-Request-Timeout",
-    "in": "header",
-    "description": "How long the call may take, in seconds, if that is less than usual.",
-    "schema": {"type": "string", "pattern": r"^[0-9]{1,15}(\.[0-9]{1,15})?$", "examples": ["2.5"]},
-}
+
+
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+_GIVEN_ID: Final = _header(
+    "X-Request-ID",
+    "The id of the request: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Another is ignored.",
+    type="string",
+)
+_TIMEOUT: Final = _header(
+    "X-Request-Timeout",
+    "How long the call may take, in seconds, if that is less than usual.",
+    type="string",
+    pattern=r"^[0-9]{1,15}(\.[0-9]{1,15})?$",
+    examples=["2.5"],
+)
 _COMMON: Final = {one["name"]: one for one in (_GIVEN_ID, _TIMEOUT)}
 
 
@@ -123,15 +129,6 @@ def _rename(parameters: list[dict[str, Any]], path: str) -> None:
         parameter["name"] = name
 
 
-def _priority(levels: int) -> dict[str, Any]:
-    return {
-        "name": "X-Priority",
-        "in": "header",
-        "description": "The priority level of the call; 1 is the highest.",
-        "schema": {"type": "integer", "minimum": 1, "maximum": levels},
-    }
-
-
 _EVENTS: Final = ServerSentEvents.media_type.decode().partition(";")[0]
 _LINES: Final = JsonLinesForm.media_type.decode().partition(";")[0]
 _BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
@@ -185,18 +182,17 @@ class Operations:
             if name.lower() not in own
         ]
         if endpoint.priority_levels > 1 and "x-priority" not in own:
-            parameters.append(_priority(endpoint.priority_levels))
+            text = "The priority level of the call; 1 is the highest."
+            kind = {"type": "integer", "minimum": 1, "maximum": endpoint.priority_levels}
+            parameters.append(_header("X-Priority", text, **kind))
         operation: dict[str, Any] = {"summary": endpoint.name, "parameters": parameters}
         if endpoint.text:
             operation["description"] = endpoint.text
-        body = inputs.body() if takes_body else None
-        if body is not None:
-            operation["requestBody"] = body
+        if takes_body:
+            operation["requestBody"] = inputs.body()
         operation["responses"] = self._responses_of(method)
-        if self._security:
+        if self._security or endpoint.documented.security is not None:
             operation["security"] = [dict(one) for one in self._security]
-        elif endpoint.documented.security is not None:
-            operation["security"] = []
         return operation
 
     def _responses_of(self, method: str) -> dict[str, Any]:
@@ -213,8 +209,7 @@ class Operations:
         for status, meaning in self.endpoint.documented.responses.items():
             responses[str(status)] = _problem(meaning)
         if method == "HEAD":
-            for code in responses:
-                responses[code] = {"description": "As for GET, without the body."}
+            responses = {key: {"description": "As for GET, without the body."} for key in responses}
         return dict(sorted(responses.items()))
 
     def _success(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import inspect
 import re
 import typing
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from inspect import Parameter, Signature
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union
@@ -104,10 +105,8 @@ class Schemas:
         if is_array(annotation):
             self._found[key] = self.array_result()
             return
-        try:
+        with suppress(Exception):  # the user's type and its hooks may raise anything
             self.add(key, TypeAdapter[Any](annotation))
-        except Exception:  # the user's type and its hooks may raise anything
-            return
 
     def make(self) -> None:
         schemas, shared = TypeAdapter.json_schemas(
@@ -131,19 +130,18 @@ class Schemas:
         return schema
 
     def array(self) -> Schema:
-        return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
+        return self._nested(_ARRAY, "number", "boolean")
 
     def array_result(self) -> Schema:
         """Returns the schema of an array whose numbers may not be finite."""
-        kinds = ("number", "boolean", "null")
-        return self._nested(_ARRAY_RESULT, *({"type": kind} for kind in kinds))
+        return self._nested(_ARRAY_RESULT, "number", "boolean", "null")
 
-    def _nested(self, name: str, *kinds: Schema) -> Schema:
+    def _nested(self, name: str, *kinds: str) -> Schema:
         ref = {"$ref": f"{_REF}{name}"}
         self.components[name] = {
             "title": "Array",
             "description": "Numbers, in lists nested to any depth.",
-            "anyOf": [*kinds, {"type": "array", "items": ref}],
+            "anyOf": [*({"type": kind} for kind in kinds), {"type": "array", "items": ref}],
         }
         return ref
 
@@ -230,11 +228,9 @@ class ItemForms:
         self._media_types: Sequence[str] = ()
         self._takes_query = False
         if endpoint.signature is not None and not endpoint.decodes:
-            try:
+            with suppress(Exception):  # only handles can call it; or a hook of the user's raised
                 self._add(endpoint.signature)
                 self._is_known = True
-            except Exception:  # noqa: S110 - only handles can call it; or a hook of the user's raised
-                pass
 
     @property
     def takes_lines(self) -> bool:
@@ -267,7 +263,7 @@ class ItemForms:
             return method not in ("GET", "HEAD", "OPTIONS")
         return bool(self._media_types) and takes_body(method, self._parameters)
 
-    def body(self) -> dict[str, Any] | None:
+    def body(self) -> dict[str, Any]:
         """Returns the request body; the schemas have been made."""
         if self._endpoint.decodes:
             return {

@@ -36,7 +36,6 @@ def documented_as(
     if security is not None:
         requirements = checked_requirements("security", security)
         check_known(requirements, options.security_schemes)
-    statuses: dict[int, str] = {}
     meanings: Mapping[Any, Any] = {} if responses is None else responses
     for status, meaning in meanings.items():
         if type(status) is not int or not isinstance(meaning, str):
@@ -46,8 +45,7 @@ def documented_as(
             )
         if not 300 <= status <= 599:
             raise ValueError(f"responses: a status is from 300 to 599, not {status}")
-        statuses[status] = meaning
-    return Documented(security=requirements, responses=statuses)
+    return Documented(security=requirements, responses=dict(meanings))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,11 +2,14 @@
 
 It uses a folder for this, given as an init arg, since it may run in another process. It is part of
 the package, not of a test, so that it can be imported wherever it runs.
+
+Each method is written once, as async code. `PlainCode` runs the same methods as plain code, in
+which they never wait for an event loop.
 """
 
+import inspect
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -63,16 +66,8 @@ class Panic(BaseException):
     """An error that is not an `Exception`, like the panics of a Rust extension."""
 
 
-def raise_panic() -> None:
-    raise Panic("in the code")
-
-
-def raise_system_exit() -> None:
-    raise SystemExit(3)
-
-
-def raise_keyboard_interrupt() -> None:
-    raise KeyboardInterrupt
+def throw(error: BaseException) -> None:
+    raise error
 
 
 def double(items: list[int]) -> list[int]:
@@ -81,199 +76,141 @@ def double(items: list[int]) -> list[int]:
 
 async def double_async(items: list[int]) -> list[int]:
     await anyio.lowlevel.checkpoint()
-    return [2 * item for item in items]
+    return double(items)
 
 
 class _Code:
+    _is_async = True
+
     def __init__(
         self,
         folder: str,
-        trouble: str = "",
+        mistake: str = "",
         *,
         greeting: str = "",
+        waits: bool = False,
         crash: Callable[[], Any] | None = None,
     ) -> None:
         if crash is not None:
             crash()
         self._folder = Folder(folder)
-        self._trouble = trouble
+        self._mistake = mistake
         self._greeting = greeting
+        self._waits = waits
         self._config: Any = None
-        self._tags = (current_backend_tag(), current_replica_tag())
-        self._folder.note("constructed")
-        if trouble == "raise":
-            raise Mistake("constructor")
-        if trouble == "wait" and isinstance(self, PlainCode):
-            self._folder.wait("constructor")
+        self._born = [current_backend_tag(), current_replica_tag()]
+        self._note("constructed")
+        if waits and not self._is_async:  # an async class's would hold the event loop
+            self._folder.wait("start")
 
-    def _take_config(self, user_config: Any) -> None:
-        self._folder.note(f"configured {user_config}")
-        if user_config == "mistake":
-            raise Mistake("reconfigure")
-        self._config = user_config
+    def _note(self, line: str) -> None:
+        """Records an event, and raises if it is the one that the code fails at."""
+        self._folder.note(line)
+        if line == self._mistake:
+            raise Mistake(line)
 
-    def _be_warm(self) -> None:
-        self._folder.note("warmed up")
-        if self._trouble == "warm_up":
-            raise Mistake("warm_up")
+    async def _pause(self, for_s: float = 0) -> None:
+        if self._is_async:
+            await anyio.sleep(for_s)
+        else:
+            time.sleep(for_s)  # noqa: ASYNC251 - as plain code
 
-    def _is_well(self) -> bool | None:
-        self._folder.note("health")
-        if self._config == "ill":
-            raise Mistake("health")
-        return False if self._config == "false" else None
-
-
-class PlainCode(_Code):
-    def reconfigure(self, user_config: Any) -> None:
-        self._take_config(user_config)
-
-    def warm_up(self) -> None:
-        self._be_warm()
-
-    def health(self) -> bool | None:
-        well = self._is_well()
-        if self._config == "hang":
-            self._folder.wait("health")
-        return well
-
-    def close(self) -> None:
-        self._folder.note("closed")
-
-    def __call__(self, items: list[int]) -> list[int]:
-        return double(items)
-
-    def one(self, item: int) -> int:
-        return 2 * item
-
-    def add(self, left: list[int], right: list[int]) -> list[int]:
-        return [a + b for a, b in zip(left, right, strict=True)]
-
-    def fail(self, items: list[int]) -> list[int]:
-        raise Mistake(f"call of {len(items)}")
-
-    def slots(self, items: list[int]) -> list[Any]:
-        return [Mistake("slot"), 1]
-
-    def state(self, item: int) -> list[Any]:
-        tags = (current_backend_tag(), current_replica_tag())
-        return [self._greeting, self._config, tags, self._tags]
-
-    def batch(self, items: list[int]) -> list[Any]:
-        batch = current_batch()
-        return [
-            (batch.id, batch.size, str(batch.reason), dict(request.metadata))
-            for request in batch.requests
-        ]
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-    def hold(self, name: str) -> str:
+    async def _hold(self, name: str, is_over: Callable[[], bool] = lambda: False) -> None:
         self._folder.note(f"holds {name}")
         try:
-            self._folder.wait(name)
-        finally:
+            while not (self._folder.is_released(name) or is_over()):
+                await self._pause(_LOOK_EVERY_S)
+        finally:  # the batch of a caller that was alone may be cancelled
             self._folder.note(f"leaves {name}")
+
+    async def reconfigure(self, user_config: Any) -> None:
+        self._note(f"configured {user_config}")
+        self._config = user_config
+
+    async def warm_up(self) -> None:
+        if self._waits and self._is_async:
+            await self._folder.wait_async("start")
+        self._note("warmed up")
+
+    async def health(self) -> bool | None:
+        if self._config == "ill":
+            raise Mistake("health")
+        if self._config == "hang":
+            await self._hold("health")
+        return False if self._config == "false" else None
+
+    async def close(self) -> None:
+        self._note("closed")
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        await self._pause()
+        return double(items)
+
+    async def one(self, item: int) -> int:
+        await self._pause()
+        return 2 * item
+
+    async def add(self, left: list[int], right: list[int]) -> list[int]:
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    async def fail(self, items: list[int]) -> list[int]:
+        raise Mistake(f"call of {len(items)}")
+
+    async def slots(self, items: list[int]) -> list[Any]:
+        return [Mistake("slot"), 1]
+
+    async def recall(self, what: str) -> Any:
+        tags = [self._born, [current_backend_tag(), current_replica_tag()]]
+        return {"greeting": self._greeting, "config": self._config, "tags": tags}[what]
+
+    async def batch(self, items: list[int]) -> list[Any]:
+        batch = current_batch()
+        return [[batch.id, batch.size, str(batch.reason)] for _ in items]
+
+    async def metadata(self, items: list[int]) -> list[Any]:
+        return [dict(request.metadata) for request in current_batch().requests]
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    async def hold(self, name: str) -> str:
+        await self._hold(name)
         return name
 
-    def count(self, items: list[int]) -> Generator[Sequence[Any]]:
+    async def count(self, items: list[int]) -> AsyncGenerator[Sequence[Any]]:
         for step in range(len(items)):
+            await self._pause()
             yield [item + step for item in items]
 
-    def count_one(self, item: int) -> Generator[Any]:
+    async def count_one(self, item: int) -> AsyncGenerator[Any]:
         yield item
         yield item + 1
 
-    def marks(self, items: list[int]) -> Generator[Sequence[Any]]:
+    async def marks(self, items: list[int]) -> AsyncGenerator[Sequence[Any]]:
         yield [END, SKIP, StopIteration, Mistake("slot"), 1]
 
-    def break_off(self, items: list[int]) -> Generator[Sequence[Any]]:
+    async def break_off(self, items: list[int]) -> AsyncGenerator[Sequence[Any]]:
         yield items
         raise Mistake("step")
 
-    def go_on(self, name: str) -> Generator[Any]:
+    async def go_on(self, name: str) -> AsyncGenerator[Any]:
         try:
             while True:
+                await self._pause()
                 yield current_replica_tag()
         finally:
             self._folder.note(f"closes {name}")
 
-    def hold_step(self, name: str) -> Generator[Any]:
+    async def hold_step(self, name: str) -> AsyncGenerator[Any]:
         try:
             yield name
-            yield self.hold(name)
+            await self._hold(name)
+            yield name
         finally:
             self._folder.note(f"closes {name}")
-
-
-def _as_async(method: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(method)
-    async def run(self: Any, *args: Any) -> Any:
-        await anyio.lowlevel.checkpoint()
-        return method(self, *args)
-
-    return run
-
-
-def _as_async_steps(method: Callable[..., Generator[Any]]) -> Callable[..., Any]:
-    @wraps(method)
-    async def run(self: Any, *args: Any) -> AsyncGenerator[Any, None]:
-        with closing(method(self, *args)) as steps:
-            for step in steps:
-                await anyio.lowlevel.checkpoint()
-                yield step
-
-    return run
 
 
 class AsyncCode(_Code):
-    close = _as_async(PlainCode.close)
-    __call__ = _as_async(PlainCode.__call__)
-    one = _as_async(PlainCode.one)
-    add = _as_async(PlainCode.add)
-    fail = _as_async(PlainCode.fail)
-    slots = _as_async(PlainCode.slots)
-    state = _as_async(PlainCode.state)
-    batch = _as_async(PlainCode.batch)
-    call = _as_async(PlainCode.call)
-    count = _as_async_steps(PlainCode.count)
-    count_one = _as_async_steps(PlainCode.count_one)
-    marks = _as_async_steps(PlainCode.marks)
-    break_off = _as_async_steps(PlainCode.break_off)
-    go_on = _as_async_steps(PlainCode.go_on)
-
-    async def reconfigure(self, user_config: Any) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._take_config(user_config)
-
-    async def warm_up(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        if self._trouble == "wait":  # an async class's constructor would hold the event loop
-            await self._folder.wait_async("constructor")
-        self._be_warm()
-
-    async def health(self) -> bool | None:
-        well = self._is_well()
-        if self._config == "hang":
-            await self._folder.wait_async("health")
-        return well
-
-    async def hold(self, name: str) -> str:
-        self._folder.note(f"holds {name}")
-        try:
-            await self._folder.wait_async(name)
-        finally:
-            self._folder.note(f"leaves {name}")
-        return name
-
-    async def hold_step(self, name: str) -> AsyncGenerator[Any, None]:
-        try:
-            yield name
-            yield await self.hold(name)
-        finally:
-            self._folder.note(f"closes {name}")
-
     async def open_batch(self, batch: OpenBatch[Any, Any]) -> None:
         """Answers each request by its item; a text is held until its caller leaves."""
         async with anyio.create_task_group() as tasks:
@@ -287,14 +224,50 @@ class AsyncCode(_Code):
             request.finish()
 
     async def _answer_open(self, request: OpenRequest[Any, Any]) -> None:
-        if isinstance(request.item, int) and request.item < 0:
-            request.fail(Mistake(f"request {request.item}"))
-        elif isinstance(request.item, int):
-            request.finish((2 * request.item, current_replica_tag()))
+        item = request.item
+        if isinstance(item, str):
+            await self._hold(item, lambda: request.ended)
+        elif item < 0:
+            request.fail(Mistake(f"request {item}"))
         else:
-            self._folder.note(f"holds {request.item}")
-            try:
-                while not (request.ended or self._folder.is_released(request.item)):  # noqa: ASYNC110
-                    await anyio.sleep(_LOOK_EVERY_S)
-            finally:  # the batch of a caller that was alone may be cancelled
-                self._folder.note(f"leaves {request.item}")
+            request.finish((2 * item, current_replica_tag()))
+
+
+def _driven(step: Awaitable[Any]) -> Any:
+    """Runs async code that never waits for an event loop; returns its result."""
+    try:
+        step.__await__().__next__()
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("the code has waited")
+
+
+def _as_plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(self: Any, *args: Any) -> Any:
+        return _driven(method(self, *args))
+
+    @wraps(method)
+    def run_steps(self: Any, *args: Any) -> Generator[Any]:
+        steps = method(self, *args)
+        try:
+            while True:
+                yield _driven(anext(steps))
+        except StopAsyncIteration:
+            return
+        finally:
+            _driven(steps.aclose())
+
+    return run_steps if inspect.isasyncgenfunction(method) else run
+
+
+def _with_plain_methods(cls: type[_Code]) -> type[_Code]:
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if name == "__call__" or not name.startswith("_"):
+            setattr(cls, name, _as_plain(method))
+    return cls
+
+
+@_with_plain_methods
+class PlainCode(_Code):
+    _is_async = False

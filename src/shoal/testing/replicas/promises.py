@@ -1,282 +1,201 @@
-"""The checks of a replica, one for each promise or a few: its work, and its life cycle."""
+"""The promises of a replica, each with the function that checks it."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import current_replica_tag
-from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.replicas.code.definition import Definition
-from shoal.testing.replicas.code import (
-    Mistake,
-    Panic,
-    raise_keyboard_interrupt,
-    raise_panic,
-    raise_system_exit,
-)
+from shoal.testing.replicas.code import Mistake, Panic, throw
 from shoal.testing.replicas.stage import (
     IDENTITY,
     READY,
     STOPPED,
     CheckedCall,
-    Played,
     Stage,
     a_batch_of,
     outcome,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from shoal.batching.handlers.handler import Fill
+
+    Check = Callable[[Stage], Awaitable[None]]
 
 
-RESULTS: Final = "run returns what the code returned, for methods of lists and of single items"
-ERRORS: Final = "what the code raises keeps its type"
-SLOTS: Final = "exceptions and marks in a result or a step are passed on unchanged"
-WHERE: Final = "the code, and only the code, can ask which backend and replica it is in"
-BATCH: Final = "the engine's batch is current_batch() for the code as well"
-AT_ONCE: Final = "each of several concurrent runs gets its own result"
-STEPS: Final = "run_stream yields what the code yields, step by step"
 CLOSING: Final = "a stream whose reader stops is closed, together with the code's generator"
 LEFT: Final = "a cancelled call ends only when its work has ended"
-GOES_ON: Final = "a replica continues after a call was cancelled, or has died"
+HEALTH: Final = "check_health raises if health() raises or returns False, and only then"
+OVER: Final = "run raises ReplicaDied before the replica is ready and after its end"
+NOT_STARTED: Final = "a start that fails makes serve raise ReplicaNotStarted with the cause"
 
 _A_FEW_TURNS: Final = 20
-
-
-async def results(stage: Stage, played: Played) -> None:
-    stage.promise = RESULTS
-    calls: list[tuple[str, list[Any], list[int]]] = [
-        ("__call__", [1, 2, 3], [2, 4, 6]),
-        ("one", [4], [8]),
-        ("add", [(1, 2), (3, 4)], [3, 7]),
-    ]
-    for method, items, wanted in calls:
-        got = await outcome(played.run(method, items))
-        stage.expect(got == wanted, f"{method} of {items} gave {got!r}, not {wanted}")
-    stage.promise = ERRORS
-    got = await outcome(played.run("fail", [1, 2]))
-    stage.expect(isinstance(got, Mistake) and "call of 2" in str(got), f"it was {got!r}")
-    stage.promise = SLOTS
-    got = await played.run("slots", [1, 2])
-    stage.expect(isinstance(got[0], Mistake) and got[1] == 1, f"they were {got!r}")
-    stage.promise = BATCH
-    got = await outcome(played.run("batch", [5, 6]))
-    batch: list[Any] = [(7, 2, "full", {"place": place}) for place in (0, 1)]
-    if stage.own_batches:
-        got, batch = _metadata_of(got), _metadata_of(batch)
-    stage.expect(got == batch, f"it was {got!r}, not {batch}")
-
-
-async def knowing(stage: Stage, played: Played) -> None:
-    stage.promise = WHERE
-    _, _, now, born = (await played.run("state", [1]))[0]
-    stage.expect(tuple(now) == IDENTITY[:2], f"a method found {now!r}, not {IDENTITY}")
-    stage.expect(tuple(born) == IDENTITY[:2], f"the constructor found {born!r}")
-    stage.expect(_is_elsewhere(), "its caller could ask too")
-    with a_batch_of(["a"]):
-        async with aclosing(played.replica.run_stream("go_on", ["a"])) as reading:
-            for _ in range(2):
-                step = await anext(reading)
-                stage.expect(step == [IDENTITY.replica], f"a generator got {step!r}")
-                stage.expect(_is_elsewhere(), "a reader could ask too")
-
-
-async def at_once(stage: Stage, played: Played) -> None:
-    async with anyio.create_task_group() as tasks:
-        stage.promise = AT_ONCE
-        calls = [CheckedCall(stage, played.run("one", [number])) for number in range(5)]
-        for call in calls:
-            tasks.start_soon(call.run)
-        for number, call in enumerate(calls):
-            await call.ended.wait()
-            stage.expect(call.result == [2 * number], f"{number} got {call.result!r}")
-
-
-async def steps(stage: Stage, played: Played) -> None:
-    stage.promise = STEPS
-    for method, items, wanted in [
-        ("count", [1, 5], [[1, 5], [2, 6]]),
-        ("count_one", [3], [[3], [4]]),
-    ]:
-        got = await played.steps(method, items)
-        if stage.own_batches:
-            got, wanted = _by_request(got, len(items)), _by_request(wanted, len(items))
-        stage.expect(got == wanted, f"{method} of {items} gave {got!r}, not {wanted}")
-    stage.promise = ERRORS
-    got = await played.steps("break_off", [1])
-    if stage.own_batches:
-        [got] = _by_request(got, 1)
-    is_kept = got[:-1] in ([[1]], [1]) and isinstance(got[-1], Mistake)
-    stage.expect(is_kept, f"a step and an error were {got!r}")
-    stage.promise = SLOTS
-    got = await played.steps("marks", [1, 2, 3, 4, 5])
-    is_kept = len(got) == 1 and _are_marks(list(got[0]))
-    if stage.own_batches:
-        *ended, [error], last = _by_request(got, 5)
-        is_kept = (ended, last) == ([[], [], []], [1]) and isinstance(error, Mistake)
-    stage.expect(is_kept, f"they were {got!r}")
-
-
-async def streams_that_are_left(stage: Stage) -> None:
-    async with stage.playing() as played:
-        stage.promise = CLOSING
-        with a_batch_of(["a"]):
-            reading = played.replica.run_stream("go_on", ["a"])
-            await anext(reading)
-            await reading.aclose()
-        await stage.until("closes a")
-        got = await outcome(played.run("__call__", [1]))
-        stage.expect(got == [2], f"the replica then gave {got!r}")
-        await _leave(stage, played.steps("hold_step", ["b"]), "b")
-        stage.promise = CLOSING
-        got = await outcome(played.run("__call__", [1]))
-        if not isinstance(got, ReplicaDied):
-            await stage.until("closes b")
-
-
-async def calls_that_are_left(stage: Stage) -> None:
-    async with stage.playing() as played:
-        call = await _leave(stage, played.run("hold", ["a"]), "a")
-        got = await outcome(played.run("__call__", [1]))
-        has_died = isinstance(got, ReplicaDied)
-        if stage.own_batches and not has_died:
-            await stage.until("leaves a")
-            call.notes = stage.folder.notes()
-        stage.expect(has_died or "leaves a" in call.notes, "the code was still at work")
-        stage.promise = GOES_ON
-        stage.expect(has_died or got == [2], f"it gave {got!r}")
-
-
-async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
-    stage.promise = LEFT
-    call = CheckedCall(stage, work)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call.run)
-        await stage.until(f"holds {name}")
-        call.scope.cancel()
-        if stage.kind == "plain":
-            for _ in range(_A_FEW_TURNS):
-                await anyio.lowlevel.checkpoint()
-            stage.folder.release(name)
-        await call.ended.wait()
-    return call
-
-
-def _metadata_of(batch: Any) -> Any:
-    slots: list[Any] = batch if issubclass(type(batch), list) else []
-    return [slot[-1] for slot in slots]
-
-
-def _by_request(steps: list[Any], count: int) -> list[list[Any]]:
-    """Returns what each stream of a batch gave, however it was divided into steps."""
-    streams: list[list[Any]] = [[] for _ in range(count)]
-    for step in steps:
-        slots: list[Any] = [step] * count if isinstance(step, Exception) else step
-        for stream, slot in zip(streams, slots, strict=True):
-            if slot not in (END, SKIP, StopIteration, StopAsyncIteration):
-                stream.append(slot)
-    return streams
-
-
-def _are_marks(slots: list[Any]) -> bool:
-    return (
-        len(slots) == 5
-        and all(a is b for a, b in zip(slots, (END, SKIP, StopIteration), strict=False))
-        and isinstance(slots[3], Mistake)
-        and slots[4] == 1
-    )
-
-
-def _is_elsewhere() -> bool:
-    try:
-        current_replica_tag()
-    except RuntimeError:
-        return True
-    return False
-
-
-DESCRIBED: Final = "the description from serve describes the methods of the code"
-ORDER: Final = (
-    "before it is ready the code is constructed, given its user config and warmed up, "
-    "in this order and once each"
-)
-ARGUMENTS: Final = "a class gets its init args, positional and keyword"
-IMPORTED: Final = "code is loaded by its import path, functions too"
-NOT_READY: Final = "run raises ReplicaDied before the replica is ready and after its end"
-NOT_STARTED: Final = "a start that fails makes serve raise ReplicaNotStarted with the cause"
-IN_TIME: Final = "a start that takes longer than start_timeout_s is given up"
-RECONFIGURED: Final = "reconfigure calls the code, and raises what it raises"
-HEALTH: Final = "check_health raises if health() raises or returns False, and only then"
-BESIDE: Final = "a health check runs concurrently with the work, and can be cancelled"
-KILLED: Final = "kill makes running work, and serve, raise ReplicaDied with its reason"
-CANCELLED: Final = "if serve is cancelled, running work raises ReplicaDied"
-RAISED: Final = (
-    "code that raises a BaseException that is no Exception ends its batch, or its replica, "
-    "and nothing else"
-)
-CRASHED: Final = "if the code ends its process, its work and serve raise ReplicaDied"
-
+_FILLS: Final[Sequence[Fill]] = ("open", "continuous")
 _MODULE: Final = "shoal.testing.replicas.code"
 
 
-async def start(stage: Stage, played: Played) -> None:
-    """Checks a start with ``greeting="hello"`` and the user config ``"first"``."""
-    stage.promise = ORDER
-    notes = stage.folder.notes()
-    if stage.own_batches:  # what forms the batches may also check the health
-        notes = [note for note in notes if note != "health"]
-    stage.expect(notes == ["constructed", "configured first", "warmed up"], f"it was {notes}")
-    stage.promise = DESCRIBED
-    description = played.description
-    assert description is not None
-    names = ("__call__", "one", "count", "count_one")
-    kinds = [(description.method(name).batched, description.method(name).streams) for name in names]
-    wanted = [(True, False), (False, False), (True, True), (False, True)]
-    stage.expect(kinds == wanted, f"{names} take lists and stream as {kinds}, not {wanted}")
-    parameters = list(description.method("add").signature.parameters)
-    stage.expect(parameters == ["left", "right"], f"add has the parameters {parameters}")
-    stage.expect("close" not in description.methods, "close() is among them")
-    stage.expect(description.reconfigures and description.checks_health, "it has no hooks")
+def promise(text: str) -> Callable[[Check], Check]:
+    def named(check: Check) -> Check:
+        @wraps(check)
+        async def run(stage: Stage) -> None:
+            stage.promise = text
+            await check(stage)
+
+        return run
+
+    return named
 
 
-async def arguments(stage: Stage, played: Played) -> None:
-    stage.promise = ARGUMENTS
-    greeting, config, *_ = (await played.run("state", [1]))[0]
-    stage.expect(greeting == "hello", f"greeting='hello' was {greeting!r}")
-    stage.promise = RECONFIGURED
-    stage.expect(config == "first", f"the first user config was {config!r}")
+def on_one_replica(*checks: Check) -> Check:
+    async def run(stage: Stage) -> None:
+        async with stage.playing():
+            for check in checks:
+                await check(stage)
+
+    return run
 
 
+@promise(
+    "before it is ready the code is constructed, given its user config and warmed up, "
+    "in this order and once each"
+)
+async def order(stage: Stage) -> None:
+    stage.same("its start", stage.folder.notes(), ["constructed", "configured first", "warmed up"])
+
+
+@promise("the description from serve describes the methods of the code")
+async def description(stage: Stage) -> None:
+    described = stage.played.description
+    assert described is not None
+    wanted = {"__call__": (1, 0), "one": (0, 0), "count": (1, 1), "count_one": (0, 1)}
+    for name, kind in wanted.items():
+        method = described.method(name)
+        stage.same(f"{name} takes lists, streams:", (method.batched, method.streams), kind)
+    parameters = [*described.method("add").signature.parameters]
+    stage.same("the parameters of add", parameters, ["left", "right"])
+    stage.expect("close" not in described.methods, "close() is among them")
+    stage.expect(described.reconfigures and described.checks_health, "it has no hooks")
+
+
+@promise("run returns what the code returned, for methods of lists and of single items")
+async def results(stage: Stage) -> None:
+    await stage.gives("__call__", [1, 2, 3], [2, 4, 6])
+    await stage.gives("one", [4], [8])
+    await stage.gives("add", [(1, 2), (3, 4)], [3, 7])
+
+
+@promise("run_stream yields what the code yields, step by step")
+async def steps(stage: Stage) -> None:
+    await stage.yields("count", [1, 5], [[1, 5], [2, 6]])
+    await stage.yields("count_one", [3], [[3], [4]])
+
+
+@promise("what the code raises keeps its type")
+async def errors(stage: Stage) -> None:
+    await stage.gives("fail", [1, 2], Mistake("call of 2"))
+    await stage.yields("break_off", [1], [[1], Mistake()])
+
+
+@promise("exceptions and marks in a result or a step are passed on unchanged")
+async def slots(stage: Stage) -> None:
+    await stage.gives("slots", [1, 2], [Mistake(), 1])
+    await stage.yields("marks", [1, 2, 3, 4, 5], [[END, SKIP, StopIteration, Mistake(), 1]])
+
+
+@promise("the engine's batch is current_batch() for the code as well")
+async def batch(stage: Stage) -> None:
+    await stage.gives("metadata", [5, 6], [{"place": 0}, {"place": 1}])
+    if not stage.own_batches:
+        await stage.gives("batch", [5, 6], 2 * [[7, 2, "full"]])
+
+
+@promise("the code, and only the code, can ask which backend and replica it is in")
+async def place(stage: Stage) -> None:
+    await stage.gives("recall", ["tags"], [2 * [[*IDENTITY[:2]]]])
+    stage.refuses(RuntimeError, current_replica_tag)
+    with a_batch_of(["a"]):
+        async with aclosing(stage.played.replica.run_stream("go_on", ["a"])) as reading:
+            for _ in range(2):
+                stage.same("a generator", await anext(reading), [IDENTITY.replica])
+                stage.refuses(RuntimeError, current_replica_tag)
+
+
+@promise("each of several concurrent runs gets its own result")
+async def at_once(stage: Stage) -> None:
+    calls = [stage.begin(stage.played.run("one", [number])) for number in range(5)]
+    for number, call in enumerate(calls):
+        stage.same(f"one of {number}", await call.end(), [2 * number])
+
+
+@promise("a class gets its init args, positional and keyword")
+async def arguments(stage: Stage) -> None:
+    await stage.gives("recall", ["greeting"], ["hello"])
+
+
+@promise("reconfigure calls the code, and raises what it raises")
+async def reconfigure(stage: Stage) -> None:
+    await stage.gives("recall", ["config"], ["first"])
+    await stage.played.replica.reconfigure("second")
+    await stage.gives("recall", ["config"], ["second"])
+    got = await outcome(stage.played.replica.reconfigure("mistake"))
+    stage.same("a mistake in it", got, Mistake())
+    await stage.gives("__call__", [1], [2])
+
+
+@promise(HEALTH)
+async def health(stage: Stage) -> None:
+    for config, is_well in [("well", True), ("ill", False), ("false", False), ("well", True)]:
+        await stage.played.replica.reconfigure(config)
+        got = await outcome(stage.played.replica.check_health())
+        stage.expect(is_well == (got is None), f"with the config {config!r} it gave {got!r}")
+
+
+@promise("a health check runs concurrently with the work, and can be cancelled")
+async def health_beside_work(stage: Stage) -> None:
+    replica = stage.played.replica
+    work = await stage.holding(stage.played.run("hold", ["a"]), "a")
+    await replica.check_health()
+    stage.expect(not work.ended.is_set(), f"the work had ended with {work.result!r}")
+    stage.folder.release("a")
+    await work.end()
+    await replica.reconfigure("hang")
+    look = await stage.holding(replica.check_health(), "health")
+    stage.expect(not look.ended.is_set(), f"health() was still at it, and it {look.result!r}")
+    look.scope.cancel()
+    await look.end()
+    await stage.gives("__call__", [1], [2])
+    stage.folder.release("health")
+
+
+@promise("code is loaded by its import path, functions too")
 async def import_path(stage: Stage) -> None:
     name = "double" if stage.kind == "plain" else "double_async"
-    stage.promise = IMPORTED
     async with stage.playing(Definition(f"{_MODULE}:{name}")) as played:
-        stage.promise = IMPORTED
-        got = await outcome(played.run("__call__", [1, 2]))
-        stage.expect(got == [2, 4], f"it gave {got!r}")
+        await stage.gives("__call__", [1, 2], [2, 4])
         stage.promise = HEALTH
         got = await outcome(played.replica.check_health())
         stage.expect(got is None, f"without health() it raised {got!r}")
 
 
+@promise(OVER)
 async def not_ready(stage: Stage) -> None:
-    stage.promise = NOT_READY
-    played = Played(stage.make(stage.code("wait")))
-    got = await outcome(played.run("__call__", [1]))
-    stage.expect(isinstance(got, ReplicaDied), f"before the start it gave {got!r}")
+    stage.played = played = stage.made(stage.code(waits=True))
+    await stage.gives("__call__", [1], _died())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(played.serve)
         await stage.until("constructed")
-        got = await outcome(played.run("__call__", [1]))
-        stage.expect(isinstance(got, ReplicaDied), f"during the start it gave {got!r}")
+        await stage.gives("__call__", [1], _died())
         stage.promise = READY
         stage.expect(not played.ready.is_set(), f"it was ready too early, or {played.error!r}")
-        stage.folder.release("constructor")
+        stage.folder.release("start")
         await played.ready.wait()
         stage.expect(played.description is not None, f"it ended with {played.error!r}")
         stage.promise = STOPPED
@@ -284,165 +203,208 @@ async def not_ready(stage: Stage) -> None:
         await played.ended.wait()
 
 
-async def starts_that_fail(stage: Stage) -> None:
-    stage.promise = NOT_STARTED
-    for definition, user_config, why in [
-        (stage.code("raise"), None, "constructor"),
-        (stage.code(), "mistake", "reconfigure"),
-        (stage.code("warm_up"), None, "warm_up"),
-        (Definition(f"{_MODULE}:nothing_there"), None, "nothing_there"),
-    ]:
-        error = await stage.failed_start(definition, user_config=user_config)
-        is_kept = isinstance(error, ReplicaNotStarted) and why in f"{error} {error.__cause__}"
-        stage.expect(is_kept, f"after an error in {why} serve ended with {error!r}")
-
-
-async def start_in_time(stage: Stage) -> None:
-    stage.promise = IN_TIME
-    error = await stage.failed_start(stage.code("wait"), start_timeout_s=0.1)
-    stage.expect(isinstance(error, ReplicaNotStarted), f"serve ended with {error!r}")
-
-
-async def reconfigure(stage: Stage, played: Played) -> None:
-    stage.promise = RECONFIGURED
-    await played.replica.reconfigure("second")
-    config = (await played.run("state", [1]))[0][1]
-    stage.expect(config == "second", f"the second user config was {config!r}")
-    got = await outcome(played.replica.reconfigure("mistake"))
-    stage.expect(isinstance(got, Mistake), f"it ended with {got!r}")
-    got = await outcome(played.run("__call__", [1]))
-    stage.expect(got == [2], f"the replica then gave {got!r}")
-
-
-async def health(stage: Stage, played: Played) -> None:
-    async with anyio.create_task_group() as tasks:
-        stage.promise = HEALTH
-        for config, is_well in [("well", True), ("ill", False), ("false", False), ("well", True)]:
-            await played.replica.reconfigure(config)
-            got = await outcome(played.replica.check_health())
-            stage.expect(is_well == (got is None), f"with the config {config!r} it gave {got!r}")
-        stage.promise = BESIDE
-        work = CheckedCall(stage, played.run("hold", ["a"]))
-        tasks.start_soon(work.run)
-        await stage.until("holds a")
-        await played.replica.check_health()
-        stage.expect(not work.ended.is_set(), f"the work had ended with {work.result!r}")
-        stage.folder.release("a")
-        await work.ended.wait()
-        await played.replica.reconfigure("hang")
-        looks = stage.folder.notes().count("health")
-        look = CheckedCall(stage, played.replica.check_health())
-        tasks.start_soon(look.run)
-        await stage.until("health", times=looks + 1)
-        stage.expect(not look.ended.is_set(), f"health() was still at it, and it {look.result!r}")
-        look.scope.cancel()
-        await look.ended.wait()
-        got = await outcome(played.run("__call__", [1]))
-        stage.expect(got == [2], f"the replica then gave {got!r}")
-        stage.folder.release("health")
-
-
+@promise(STOPPED)
 async def stop(stage: Stage) -> None:
-    async with stage.playing() as played:
-        stage.promise = STOPPED
-        played.replica.stop()
-        played.replica.stop()
-        await played.ended.wait()
-        stage.expect(played.error is None, f"serve raised {played.error!r}")
-        notes = stage.folder.notes()
-        stage.expect(
-            notes.count("closed") == 1, f"close() was called {notes.count('closed')} times"
-        )
-        await _is_over(stage, played)
+    played = stage.played
+    played.replica.stop()
+    played.replica.stop()
+    await played.ended.wait()
+    stage.expect(played.error is None, f"serve raised {played.error!r}")
+    count = stage.folder.notes().count("closed")
+    stage.expect(count == 1, f"close() was called {count} times")
+    await _is_over(stage)
 
 
+@promise(CLOSING)
+async def streams_that_are_left(stage: Stage) -> None:
+    played = stage.played
+    with a_batch_of(["a"]):
+        reading = played.replica.run_stream("go_on", ["a"])
+        await anext(reading)
+        await reading.aclose()
+    await stage.until("closes a")
+    await stage.gives("__call__", [1], [2])
+    stage.promise = LEFT
+    await _cancelled(stage, played.steps("hold_step", ["b"]), "b")
+    stage.promise = CLOSING
+    got = await outcome(played.run("__call__", [1]))
+    if not isinstance(got, ReplicaDied):
+        await stage.until("closes b")
+
+
+@promise(LEFT)
+async def calls_that_are_left(stage: Stage) -> None:
+    played = stage.played
+    call = await _cancelled(stage, played.run("hold", ["a"]), "a")
+    got = await outcome(played.run("__call__", [1]))
+    if isinstance(got, ReplicaDied):
+        return
+    if stage.own_batches:
+        await stage.until("leaves a")
+    else:
+        stage.expect("leaves a" in call.notes, "the code was still at work")
+    stage.promise = "a replica continues after a call was cancelled, or has died"
+    stage.same("it", got, [2])
+
+
+async def _cancelled(stage: Stage, work: Awaitable[Any], name: str) -> CheckedCall:
+    call = await stage.holding(work, name)
+    call.scope.cancel()
+    if stage.kind == "plain":
+        for _ in range(_A_FEW_TURNS):
+            await anyio.lowlevel.checkpoint()
+        stage.folder.release(name)
+    await call.end()
+    return call
+
+
+@promise(NOT_STARTED)
+async def starts_that_fail(stage: Stage) -> None:
+    for mistake in ("constructed", "configured first", "warmed up"):
+        await stage.does_not_start(stage.made(stage.code(mistake), "first"), mistake)
+    nothing = Definition(f"{_MODULE}:nothing_there")
+    await stage.does_not_start(stage.made(nothing), "nothing_there")
+    if stage.crash is not None:
+        await stage.does_not_start(stage.made(stage.code(crash=stage.crash)))
+
+
+@promise("a start that takes longer than start_timeout_s is given up")
+async def start_in_time(stage: Stage) -> None:
+    await stage.does_not_start(stage.made(stage.code(waits=True), start_timeout_s=0.1))
+
+
+@promise("kill makes running work, and serve, raise ReplicaDied with its reason")
 async def kill(stage: Stage) -> None:
-    for method in ("hold", "hold_step"):
-        async with stage.playing() as played, anyio.create_task_group() as tasks:
-            stage.promise = KILLED
-            work = played.run if method == "hold" else played.steps
-            call = CheckedCall(stage, work(method, [method]))
-            tasks.start_soon(call.run)
-            await stage.until(f"holds {method}")
+    for method, is_stream in (("hold", False), ("hold_step", True)):
+        async with stage.playing() as played:
+            work = played.steps if is_stream else played.run
+            call = await stage.holding(work(method, [method]), method)
             played.replica.kill("out of luck")
             played.replica.kill("a second reason")
-            await call.ended.wait()
-            got = call.result if method == "hold" else call.result[-1]
-            stage.expect(_has_died(got, "out of luck"), f"{method} ended with {got!r}")
+            got = await call.end()
+            stage.same(method, got[-1] if is_stream else got, _died("out of luck"))
             stage.folder.release(method)
-            await played.ended.wait()
-            how = f"serve ended with {played.error!r}"
-            stage.expect(_has_died(played.error, "out of luck"), how)
-            await _is_over(stage, played)
+            await _has_died(stage, "out of luck")
 
 
-async def cancelled(stage: Stage) -> None:
-    async with stage.playing() as played, anyio.create_task_group() as tasks:
-        stage.promise = CANCELLED
-        call = CheckedCall(stage, played.run("hold", ["a"]))
-        tasks.start_soon(call.run)
-        await stage.until("holds a")
-        played.scope.cancel()
-        await call.ended.wait()
-        stage.expect(_has_died(call.result), f"a call ended with {call.result!r}")
-        await played.ended.wait()
-        await _is_over(stage, played)
+@promise("if serve is cancelled, running work raises ReplicaDied")
+async def cancel(stage: Stage) -> None:
+    played = stage.played
+    call = await stage.holding(played.run("hold", ["a"]), "a")
+    played.scope.cancel()
+    stage.same("a call", await call.end(), _died())
+    await played.ended.wait()
+    await _is_over(stage)
 
 
-async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> None:
-    what = function.__name__
-    async with stage.playing() as played:
-        stage.promise = RAISED
-        got = await outcome(played.run("call", [function]))
-        # What forms the batches may outlive the code, and start it again.
-        if stage.own_batches and issubclass(type(got), list) and isinstance(got[0], ReplicaDied):
-            got = HandlerFailed(str(got[0]))
-        if _has_died(got):
-            await played.ended.wait()
-            stage.expect(_has_died(played.error), f"{what} made serve end with {played.error!r}")
-            return
-        stage.expect(isinstance(got, HandlerFailed), f"{what} ended a call with {got!r}")
-        got = await outcome(played.run("__call__", [1]))
-        stage.expect(got == [2], f"after {what} the replica gave {got!r}")
-
-
+@promise(
+    "code that raises a BaseException that is no Exception ends its batch, or its replica, "
+    "and nothing else"
+)
 async def no_exceptions(stage: Stage) -> None:
-    for function in (raise_panic, raise_system_exit, raise_keyboard_interrupt):
+    for raised in (Panic("in the code"), SystemExit(3), KeyboardInterrupt()):
         try:
-            await _raises_no_exception(stage, function)
+            await _raises(stage, raised)
         except (Panic, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:
             if isinstance(error, ExceptionGroup):
                 raise
-            raise stage.broken(f"{function.__name__} ended its caller with {error!r}") from error
+            raise stage.broken(f"{raised!r} ended its caller with {error!r}") from error
     stage.promise = NOT_STARTED
-    failure = await stage.failed_start(stage.code(crash=raise_system_exit))
-    stage.expect(isinstance(failure, ReplicaNotStarted), f"after a SystemExit it was {failure!r}")
+    await stage.does_not_start(stage.made(stage.code(crash=partial(throw, SystemExit(3)))))
 
 
+async def _raises(stage: Stage, raised: BaseException) -> None:
+    async with stage.playing() as played:
+        got = await outcome(played.run("call", [partial(throw, raised)]))
+        if isinstance(got, ReplicaDied):
+            stage.same(repr(raised), got, _died())
+            await _has_died(stage)
+            return
+        # What forms the batches may outlive the code, and start it again.
+        if not (stage.own_batches and isinstance(got, list) and isinstance(got[0], ReplicaDied)):
+            stage.same(repr(raised), got, HandlerFailed(""))
+        await stage.gives("__call__", [1], [2])
+
+
+@promise("if the code ends its process, its work and serve raise ReplicaDied")
 async def crash(stage: Stage) -> None:
     if stage.crash is None:
         return
     async with stage.playing() as played:
-        stage.promise = CRASHED
-        got = await outcome(played.run("call", [stage.crash]))
-        stage.expect(_has_died(got), f"a call ended with {got!r}")
-        await played.ended.wait()
-        stage.expect(_has_died(played.error), f"serve ended with {played.error!r}")
-        await _is_over(stage, played)
-    stage.promise = NOT_STARTED
-    error = await stage.failed_start(stage.code(crash=stage.crash))
-    stage.expect(isinstance(error, ReplicaNotStarted), f"after a crash it was {error!r}")
+        stage.same("a call", await outcome(played.run("call", [stage.crash])), _died())
+        await _has_died(stage)
 
 
-def _has_died(error: Any, reason: str = "") -> bool:
-    return (
-        isinstance(error, ReplicaDied)
-        and error.replica == IDENTITY.replica
-        and reason in str(error)
-    )
+def _died(reason: str = "") -> ReplicaDied:
+    return ReplicaDied(reason, replica=IDENTITY.replica)
 
 
-async def _is_over(stage: Stage, played: Played) -> None:
-    stage.promise = NOT_READY
-    got = await outcome(played.run("__call__", [1]))
-    stage.expect(_has_died(got), f"after its end it gave {got!r}")
+async def _has_died(stage: Stage, reason: str = "") -> None:
+    await stage.played.ended.wait()
+    stage.same("serve", stage.played.error, _died(reason))
+    await _is_over(stage)
+
+
+async def _is_over(stage: Stage) -> None:
+    stage.promise = OVER
+    await stage.gives("__call__", [1], _died())
+
+
+@promise("open_binding is that of a call with one item, and refuses other code")
+async def open_binding(stage: Stage) -> None:
+    binding = stage.played.replica.open_binding
+    stage.same("its parameters", [*binding("open_batch").signature.parameters], ["item"])
+    stage.refuses(TypeError, partial(binding, "count"))
+
+
+@promise("run_open answers each request of an open batch by itself, and in order")
+async def open_answers(stage: Stage) -> None:
+    for fill in _FILLS:
+        async with stage.batcher("open_batch", fill) as call:
+            calls = {number: stage.begin(call(number)) for number in (1, 2, -3, 4, 5)}
+            for number, one in calls.items():
+                wanted = (2 * number, IDENTITY.replica) if number > 0 else Mistake()
+                stage.same(str(number), await one.end(), wanted)
+
+
+@promise("a caller that leaves an open batch frees its place, and its code is notified")
+async def open_calls_that_are_left(stage: Stage) -> None:
+    for fill in _FILLS:
+        async with stage.batcher("open_batch", fill) as call:
+            for name in (f"{fill} {one}" for one in "abc"):  # there are two places
+                one = await stage.holding(call(name), name)
+                one.scope.cancel()
+                await stage.until(f"leaves {name}")
+
+
+@promise("run_open streams what the code sends, in order and to the end")
+async def open_streams(stage: Stage) -> None:
+    for fill in _FILLS:
+        async with stage.batcher("open_streams", fill, streams=True) as stream:
+            for length in (0, 3, 40):
+                async with aclosing(stream(length)) as reading:
+                    got = [item async for item in reading]
+                stage.same(f"{length} items", got, [*range(length)])
+
+
+@promise("kill fails the requests of an open batch with ReplicaDied, which names the replica")
+async def open_kill(stage: Stage) -> None:
+    played = stage.played
+    async with stage.batcher("open_batch", "continuous") as call:
+        one = await stage.holding(call("killed"), "killed")
+        played.replica.kill("out of luck")
+        for got in (await one.end(), await outcome(call(1))):
+            stage.same("a request", got, _died())
+    await played.ended.wait()
+
+
+_RESULTS: Final = (order, description, results, steps, errors, slots, batch, place, at_once)
+_HOOKS: Final = (arguments, reconfigure, health, health_beside_work)
+_OPEN: Final = (open_binding, open_answers, open_calls_that_are_left, open_streams)
+CHECKS: Final[tuple[Check, ...]] = (
+    on_one_replica(*_RESULTS, *_HOOKS),
+    *(import_path, not_ready, starts_that_fail, start_in_time),
+    *map(on_one_replica, (stop, streams_that_are_left, calls_that_are_left, cancel)),
+    *(kill, no_exceptions, crash),
+)
+OPEN_CHECKS: Final[tuple[Check, ...]] = (on_one_replica(*_OPEN), on_one_replica(open_kill))

@@ -83,13 +83,9 @@ class TextCall:
                 stream.pass_on(take)
             async for piece in stream:
                 for one in (piece, *stream.ready()):
-                    if isinstance(one, str):
-                        texts.append(end.take(one))
-                    else:
+                    if end.reason is None:
                         output.keep(output.take(one))
-                    tick()
-                    if end.reason is not None:
-                        break
+                        tick()
                 if end.reason is not None:
                     break
         texts.append(output.rest())
@@ -119,29 +115,6 @@ async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
             call.wait_for_room()
         with refusing():
             yield text
-
-
-async def gathered(job: TextJob) -> list[TextOutput]:
-    texts: dict[int, TextOutput] = {}
-    failures: list[Exception] = []
-
-    async def run(nth: int) -> None:
-        try:
-            async with _one_of_several(job, nth) as text:
-                texts[nth] = await text.collected()
-        except Exception as error:
-            failures.append(error)
-            tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        for nth in range(job.texts):
-            tasks.start_soon(run, nth)
-    try:
-        if failures:
-            raise failures[0]
-    finally:
-        failures.clear()  # their tracebacks hold this frame
-    return [texts[nth] for nth in range(job.texts)]
 
 
 class TaskStream:
@@ -202,6 +175,19 @@ class TaskStream:
             self._send.close()
 
 
+async def _gathered(job: TextJob) -> list[TextOutput]:
+    texts: dict[int, TextOutput] = {}
+
+    async def run(nth: int, _send: Sender) -> None:
+        async with _one_of_several(job, nth) as text:
+            texts[nth] = await text.collected()
+
+    async with TaskStream(job.texts, run) as ends:
+        async for _ in ends:
+            pass  # it raises the first failure
+    return [texts[nth] for nth in range(job.texts)]
+
+
 async def _send_text(
     job: TextJob, form: MessageForm, ends: list[TextEnd], nth: int, send: Sender
 ) -> None:
@@ -240,19 +226,19 @@ class TextRoute(OpenAIRoute):
             text = TextCall(job, call, *job.item(call))
             if job.streams:
                 call.when_left = unwatched  # the stream watches for a disconnect itself
-                form = job.stream(text.output)
+                form = job.forms.stream(job.asked, text.output)
                 await answer_with_stream(exchange, text.stream(), form, job.clock())
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.answer(200, job.forms.media_type, job.whole([whole]))
+            await exchange.answer(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
-            texts = await run_unless_left(exchange.when_left, partial(gathered, job))
-            await exchange.answer(200, JSON, job.whole(texts))
+            texts = await run_unless_left(exchange.when_left, partial(_gathered, job))
+            await exchange.answer(200, JSON, job.forms.whole(job.asked, texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         messages = job.forms.messages(job.asked)

@@ -21,6 +21,7 @@ from shoal.http.requests.protocol import StreamForm
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from shoal.http.openai.items import Params
     from shoal.http.openai.texts.results import TextEnd
     from shoal.http.requests.problem import Problem
 
@@ -45,7 +46,7 @@ class TextAsked(NamedTuple):
     """What a request of texts asks for, for the forms of their streams."""
 
     id: bytes  # safe characters only
-    prompt_tokens: Callable[[], int]
+    prompt_tokens: Callable[[], int]  # once an item was made; cached
     with_usage: bool
 
 
@@ -56,7 +57,7 @@ class Forms(ABC):
     passes: ClassVar[Sequence[str]] = OF_MESSAGES
     media_type: bytes = JSON
 
-    def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
+    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
         """Returns whether a response without the parameter is what the client wants."""
         value = params[name]
         if value is None:  # not given
@@ -77,9 +78,7 @@ class Forms(ABC):
         """Returns the form of a stream with one text."""
 
     @abstractmethod
-    def whole(
-        self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int
-    ) -> bytes: ...
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes: ...
 
 
 class AnswerForms(Forms):
@@ -96,13 +95,13 @@ class AnswerForms(Forms):
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return MessageForm(self._about(asked.id, kind), self._chat, asked.with_usage)
 
-    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
         kind = "chat.completion" if self._chat else "text_completion"
         return encoded(
             {
-                **self._about(request_id, kind),
+                **self._about(asked.id, kind),
                 "choices": [self._choice(nth, output) for nth, output in enumerate(outputs)],
-                "usage": _usage(prompt_tokens, [output.end for output in outputs]),
+                "usage": _usage(asked.prompt_tokens(), [output.end for output in outputs]),
             }
         )
 
@@ -214,9 +213,8 @@ class EventStream(StreamForm):
     media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n"
 
-
-def error_event(problem: Problem) -> bytes:
-    return b"data: " + one_line_json(error_json(problem)) + b"\n\n"
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return b"data: %b\n\n" % one_line_json(error_json(problem))
 
 
 class _Events(EventStream):
@@ -224,22 +222,12 @@ class _Events(EventStream):
         self._form = form
         self._ends = ends
         self._asked = asked
-        self._prompt_count: int | None = None
-
-    def _count_prompt(self) -> int:
-        # First before the end of the stream, where it must not fail.
-        if self._prompt_count is None:
-            self._prompt_count = self._asked.prompt_tokens()
-        return self._prompt_count
 
     def end(self) -> bytes:
         last = b"data: [DONE]\n\n"
         if not self._asked.with_usage:
             return last
-        return self._form.message(usage=_usage(self._count_prompt(), self._ends)) + last
-
-    def error(self, problem: Problem, request_id: str) -> bytes:
-        return error_event(problem)
+        return self._form.message(usage=_usage(self._asked.prompt_tokens(), self._ends)) + last
 
 
 class OneText(_Events):
@@ -253,7 +241,7 @@ class OneText(_Events):
         self._after = choice.after
         self._plain_below: float = 0  # only the first message begins with the role
         if asked.with_usage:
-            self._count_prompt()
+            asked.prompt_tokens()  # not first at the end of the stream, where it must not fail
 
     def item(self, value: Any) -> bytes:
         text = self._text
@@ -275,5 +263,5 @@ class OneText(_Events):
 class SeveralTexts(_Events):
     def item(self, value: bytes) -> bytes:
         if self._asked.with_usage:
-            self._count_prompt()  # not sooner: the prompt of a chat is made with its calls
+            self._asked.prompt_tokens()  # not sooner: the prompt of a chat is made with its calls
         return value

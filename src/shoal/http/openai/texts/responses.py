@@ -6,11 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked
+from shoal.http.openai.texts.results import Piece
 from shoal.http.requests.plain import encoded, one_line_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from shoal.http.openai.items import Params
     from shoal.http.openai.texts.results import TextOutput
     from shoal.http.requests.problem import Problem
 
@@ -59,6 +61,7 @@ class _Item:
     def __init__(self, kind: _Kind, index: int, request_id: str, more: Mapping[str, Any]) -> None:
         self.kind = kind
         self._more = {"id": f"{kind.prefix}_{index}_{request_id}", **kind.item, **more}
+        self._index = index
         self._place = {"item_id": self._more["id"], "output_index": index}
         if kind.part is not None:
             self._place["content_index"] = 0
@@ -66,7 +69,7 @@ class _Item:
         self._logprobs: list[Any] = []
 
     def begun(self) -> Iterator[dict[str, Any]]:
-        yield self._event("response.output_item.added", item=self.body("in_progress", begun=True))
+        yield self._whole("response.output_item.added", self.body("in_progress", begun=True))
         if self.kind.part is not None:
             yield self._event("response.content_part.added", part=self._part(""))
 
@@ -84,7 +87,7 @@ class _Item:
         yield self._event(f"{kind.events}.done", **{kind.key: text}, **more)
         if kind.part is not None:
             yield self._event("response.content_part.done", part=self._part(text))
-        yield self._event("response.output_item.done", item=self.body(status))
+        yield self._whole("response.output_item.done", self.body(status))
 
     def body(self, status: str, *, begun: bool = False) -> dict[str, Any]:
         text = "".join(self._texts)
@@ -100,11 +103,10 @@ class _Item:
         return part
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
-        event = {"type": kind, **self._place, **more}
-        if "item" in event:  # it has its own place
-            del event["item_id"]
-            event.pop("content_index", None)
-        return event
+        return {"type": kind, **self._place, **more}
+
+    def _whole(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {"type": kind, "output_index": self._index, "item": body}
 
 
 class _Items:
@@ -113,16 +115,17 @@ class _Items:
         self._items: list[_Item] = []
         self._calls: list[_Item] = []
 
-    def add(
-        self, text: str, fields: Mapping[str, Any], logprobs: Mapping[str, Any] | None
-    ) -> list[dict[str, Any]]:
+    def add(self, piece: Piece) -> list[dict[str, Any]]:
+        text, fields, logprobs = piece
         events: list[dict[str, Any]] = []
         reasoning = fields.get("reasoning_content") or fields.get("reasoning")
         if isinstance(reasoning, str):
             events += self._add(_REASONING, reasoning)
         if text or logprobs is not None:
             tokens: Sequence[Mapping[str, Any]] = (logprobs or {}).get("content") or ()
-            events += self._add(_TEXT, text, [_with_bytes(one) for one in tokens])
+            unknown: dict[str, Any] = {"bytes": []}  # in the form of chats they may be None
+            known = [{**one, **({} if one.get("bytes") else unknown)} for one in tokens]
+            events += self._add(_TEXT, text, known)
         if isinstance(refusal := fields.get("refusal"), str):
             events += self._add(_REFUSAL, refusal)
         calls: Sequence[Mapping[str, Any]] = fields.get("tool_calls", ())
@@ -160,14 +163,8 @@ class _Items:
         return [item.body(status) for item in self._items]
 
 
-def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a token in the form of responses; in that of chats its bytes may be unknown."""
-    known: Any = token.get("bytes")
-    return {**token, "bytes": known or []}
-
-
 class Responses(Forms):
-    def __init__(self, model: str, params: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, params: Params) -> None:
         repeated = {
             name: default if (given := params.get(name)) is None else given
             for name, default in _REPEATED.items()
@@ -185,12 +182,13 @@ class Responses(Forms):
     def stream(self, asked: TextAsked, output: TextOutput) -> _ResponseEvents:
         return _ResponseEvents(self, asked.id.decode(), output, asked.prompt_tokens())
 
-    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
         [output] = outputs
-        items = _Items(request_id.decode())
-        items.add(output.text, output.fields, output.logprobs)
+        request_id = asked.id.decode()
+        items = _Items(request_id)
+        items.add(Piece(output.text, output.fields, output.logprobs))
         items.ended("completed")
-        return encoded(self.ended(request_id.decode(), output, items, prompt_tokens))
+        return encoded(self.ended(request_id, output, items, asked.prompt_tokens()))
 
     def ended(
         self, request_id: str, output: TextOutput, items: _Items, prompt_tokens: int
@@ -240,37 +238,33 @@ class _ResponseEvents(EventStream):
         self.runs_users_code = output.end.counts
         begun = forms.response(request_id, "in_progress")
         kinds = ("response.created", "response.in_progress")
-        self.start = b"".join([self._written({"type": kind, "response": begun}) for kind in kinds])
+        self.start = self._written({"type": kind, "response": begun} for kind in kinds)
 
     def item(self, value: Any) -> bytes:
-        message = self._added(*self._output.take(value))
+        message = self._written(self._items.add(self._output.take(value)))
         self.is_over = self._output.end.reason is not None
         return message
 
     def end(self) -> bytes:
-        output = self._output
-        last = b"" if output.end.reason is not None else self._added(output.rest(), {}, None)
+        output, events = self._output, list[dict[str, Any]]()
+        if output.end.reason is None:
+            events += self._items.add(Piece(output.rest(), {}, None))
         status = status_of(output)
-        events = [self._written(event) for event in self._items.ended(status)]
+        events += self._items.ended(status)
         response = self._forms.ended(self._id, output, self._items, self._prompt_tokens)
-        ended = self._written({"type": f"response.{status}", "response": response})
-        return b"".join([last, *events, ended])
+        return self._written([*events, {"type": f"response.{status}", "response": response}])
 
     def error(self, problem: Problem, request_id: str) -> bytes:
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
         failure = {"code": code, "message": problem.text}
         output = self._items.bodies("incomplete")
         response = self._forms.response(self._id, "failed", error=failure, output=output)
-        return self._written({"type": "response.failed", "response": response})
+        return self._written([{"type": "response.failed", "response": response}])
 
-    def _added(
-        self, text: str, fields: Mapping[str, Any], logprobs: Mapping[str, Any] | None
-    ) -> bytes:
-        events = self._items.add(text, fields, logprobs)
-        return b"".join([self._written(event) for event in events])
-
-    def _written(self, event: Mapping[str, Any]) -> bytes:
-        numbered = {**event, "sequence_number": self._count}
-        self._count += 1
-        kind: str = event["type"]
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), one_line_json(encoded(numbered)))
+    def _written(self, events: Iterable[dict[str, Any]]) -> bytes:
+        lines: list[bytes] = []
+        for event in events:
+            data = one_line_json(encoded({**event, "sequence_number": self._count}))
+            lines.append(b"event: %b\ndata: %b\n\n" % (event["type"].encode(), data))
+            self._count += 1
+        return b"".join(lines)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -87,31 +88,25 @@ class TextEnd:
                 tokens = most
         text = self._held + piece
         places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        held = 0
         if places:
             text, reason = text[: min(places)], "stop"
         elif reason is None and self._stops:
-            certain = len(text) - _held_back(text, self._stops)
-            self._held = text[certain:]
-            self.tokens = tokens
-            return text[:certain]
-        self._held = ""
-        self.tokens = tokens
-        self.reason = reason
-        return text
+            held = _held_back(text, self._stops)
+        certain = len(text) - held
+        self._held, self.tokens, self.reason = text[certain:], tokens, reason
+        return text[:certain]
 
-    def whole(self, text: str) -> str:
+    def whole(self, text: str, counted_too: str = "") -> str:
         """Takes a whole text, and no other; returns the part before its end."""
-        if self._count is None:
-            self._count = count_words
+        # The limit is that of the text.
+        count = self._count or count_words
         text = self.take(text)
         if self.reason == "stop":
-            self.tokens = self._count(text)
+            self.tokens = count(text)
+        if counted_too:
+            self.tokens += count(counted_too)
         return text + self.rest()
-
-    def count_also(self, text: str) -> None:
-        """Adds the tokens of another text, which has no limit, to those of a whole text."""
-        if text:
-            self.tokens += (self._count or count_words)(text)
 
     def rest(self) -> str:
         """Returns the text that was held back, since the model has ended the text."""
@@ -122,13 +117,8 @@ class TextEnd:
 
 
 def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    fits, fails = 0, len(text) + 1
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if count(text[:middle]) <= tokens:
-            fits = middle
-        else:
-            fails = middle
+    lengths = range(len(text) + 1)
+    fits = bisect_right(lengths, tokens, lo=1, key=lambda length: count(text[:length])) - 1
     return text[:fits].rstrip()
 
 
@@ -198,12 +188,9 @@ class TextOutput:
         return Piece(text, fields, _logprobs(given))
 
     def whole(self, result: Any) -> Piece:
-        if isinstance(result, str):
-            return Piece(self.end.whole(whole_text(result)), {}, None)
         given = _given(result, self._passes)
         fields, text = self._fields_of(given), _text_of(given, result)
-        taken = self.end.whole(text)
-        self.end.count_also(_arguments_in(fields))
+        taken = self.end.whole(text, _arguments_in(fields))
         reason = given.get("finish_reason")
         if reason and taken == text:  # no limit has ended it
             self.end.reason = str(reason)
@@ -314,6 +301,8 @@ def _whole_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _given(result: Any, passes: Sequence[str]) -> Mapping[str, Any]:
     """Returns the fields of a result; raises `NotText` if it has none that are known."""
+    if isinstance(result, str):
+        return {"content": result}
     known = (*_KNOWN, *passes)
     given = _known_in(result, known)
     if given.keys().isdisjoint(known):

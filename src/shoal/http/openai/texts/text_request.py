@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NotRequired
 
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.http.openai.errors import OPEN, Body, read_body, refused
-from shoal.http.openai.items import AudioMaker, ItemMaker, Prompt, TextMaker, prompts_of
+from shoal.http.openai.items import AudioMaker, ItemMaker, Params, Prompt, TextMaker, prompts_of
 from shoal.http.openai.models import count_words
 from shoal.http.openai.texts.messages import AnswerForms, Forms, TextAsked
 from shoal.http.openai.texts.results import TextEnd, TextOutput
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from shoal.http.openai.models import OpenAIModel, OpenAIModels
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.protocol import StreamForm
 
 
 # Of all messages of a chat.
@@ -40,7 +40,7 @@ class Source(ABC):
     count = 1
 
     @abstractmethod
-    def item(self, model: OpenAIModel, maker: Any, params: Mapping[str, Any], which: int) -> Any:
+    def item(self, model: OpenAIModel, maker: Any, params: Params, which: int) -> Any:
         """Returns the item for one of the texts; `maker` is one of `make`."""
 
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:
@@ -56,9 +56,7 @@ class Prompts(Source):
         self._prompts = prompts
         self.count = len(prompts)
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, params: Params, which: int) -> Any:
         prompt = model.fitting(maker, self._prompts[which], "prompt")
         return maker.item(prompt, params, "prompt")
 
@@ -95,9 +93,7 @@ class Chat(Source):
             else:
                 self._other = self._other or place
 
-    def item(
-        self, model: OpenAIModel, maker: TextMaker, params: Mapping[str, Any], which: int
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: TextMaker, params: Params, which: int) -> Any:
         if maker.takes_messages:
             return maker.item(None, {**params, "messages": self._messages}, self._param)
         if self._other is not None:
@@ -124,9 +120,7 @@ class Audio(Source):
     def __init__(self, content: bytes) -> None:
         self._content = content
 
-    def item(
-        self, model: OpenAIModel, maker: AudioMaker, params: Mapping[str, Any], which: int
-    ) -> Any:
+    def item(self, model: OpenAIModel, maker: AudioMaker, params: Params, which: int) -> Any:
         return maker.item(self._content, params)
 
 
@@ -155,7 +149,7 @@ class TextJob:
     exchange: Exchange
     model: OpenAIModel
     # In the form of chats or completions; null is as if the parameter were absent.
-    params: Mapping[str, Any]
+    params: Params
     source: Source
     forms: Forms
     stops: Sequence[str] = ()
@@ -171,20 +165,11 @@ class TextJob:
     def asked(self) -> TextAsked:
         options = self.params.get("stream_options")
         with_usage = options is not None and bool(options.get("include_usage"))
-        return TextAsked(self.exchange.id, self.prompt_tokens, with_usage)
+        tokens = cache(partial(self.source.tokens, self.model))
+        return TextAsked(self.exchange.id, tokens, with_usage)
 
     def clock(self) -> Callable[[], None]:
         return self.exchange.item_clock(self.model.endpoint.name)
-
-    def prompt_tokens(self) -> int:
-        """Returns the number of tokens of the prompts, once an item was made."""
-        return self.source.tokens(self.model)
-
-    def stream(self, output: TextOutput) -> StreamForm:
-        return self.forms.stream(self.asked, output)
-
-    def whole(self, outputs: Sequence[TextOutput]) -> bytes:
-        return self.forms.whole(self.exchange.id, outputs, self.prompt_tokens())
 
     def item(self, call: EndpointCall, nth: int = 0) -> tuple[Any, TextOutput]:
         model, params, source = self.model, self.params, self.source

@@ -15,15 +15,15 @@ from shoal.core.extras import advice
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
-from shoal.http.openai.items import AudioMaker
-from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, error_event, event
+from shoal.http.openai.items import AudioMaker, Params
+from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, event
 from shoal.http.openai.texts.text_request import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from shoal.http.openai.models import OpenAIModels
     from shoal.http.openai.texts.results import TextOutput
@@ -98,13 +98,13 @@ class Transcripts(Forms):
         self._is_text = _FORMATS[form] is not JSON
         self.media_type = _FORMATS[form]
 
-    def changes_nothing(self, name: str, params: Mapping[str, Any], n: int) -> bool:
+    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
         return params[name] in ("", "json", "text")
 
     def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
 
-    def whole(self, request_id: bytes, outputs: Sequence[TextOutput], prompt_tokens: int) -> bytes:
+    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
         [output] = outputs
         if self._is_text:
             return output.text.encode()
@@ -128,6 +128,3 @@ class _TranscriptEvents(EventStream):
 
     def end(self) -> bytes:
         return event({"type": "transcript.text.done", "text": self._output.text})
-
-    def error(self, problem: Problem, request_id: str) -> bytes:
-        return error_event(problem)
