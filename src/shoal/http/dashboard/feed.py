@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.status import BackendStatus
+    from shoal.status import BackendStatus
 
 _MOST_REPLICAS = 64
 

@@ -172,7 +172,7 @@ class OpenWork:
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
         await self._let_others_run()
-        if any([request.waiter.room <= 0 for request, _ in chunks]):
+        if min([request.waiter.room for request, _ in chunks], default=1) <= 0:
             requests = [request for request, _ in chunks]
             await wait_for_room(requests, _is_full, self._wait_for_readers)
         for request, chunk in chunks:
