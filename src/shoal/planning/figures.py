@@ -56,6 +56,8 @@ def three_digits(number: float) -> str:
 
 
 def percent(share: float) -> str:
+    if math.isnan(share):
+        return "-"
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.1%}"
 
 

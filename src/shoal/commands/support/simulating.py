@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,7 +83,9 @@ class Comparison:
         self._simulate(next(self._letters), {**self._base, **pairs}, _listed(pairs))
 
     def as_text(self) -> str:
-        rows = [(name, *texts) for name, texts in rows_of(self.cases)]
+        columns = [case.as_texts() for case in self.cases]
+        rows = [(name, *(one[name] for one in columns)) for name in columns[0]]
+        rows = [row for row in rows if set(row[1:]) != {"-"}]
         options = [f"{case.name}: {case.options}" for case in self.cases]
         heads = ("compared", *(case.name for case in self.cases))
         parts = [table(heads, rows), "\n".join(options), "\n".join(self.remarks)]
@@ -175,16 +176,17 @@ def _written(pairs: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """The results of some options, recorded or simulated."""
+    """The figures of some options, recorded or simulated; NaN if a figure is not known."""
 
     name: str
     options: str
     outcomes: Mapping[str, int]  # number of requests
-    latency_s: Sequence[float]  # of each answered request, from its arrival
-    waits_s: Sequence[float]  # of each request that was in a batch
-    sizes: Sequence[int]  # of each batch
+    latency_s: Mapping[str, float]  # percentiles of answered requests, from their arrival
+    wait_s: Mapping[str, float]  # percentiles of requests that were in a batch
+    batches: int
+    mean_batch: float
     reasons: Mapping[DispatchReason, int]  # number of batches
-    busy_share: float  # the part of the time that slots were busy, 0 to 1; NaN if not known
+    busy_share: float  # the part of the time that slots were busy, 0 to 1
     spilled_share: float = math.nan  # of a simulation with shard keys
     loads: int | None = None  # of models, in a simulation with models
 
@@ -195,9 +197,10 @@ class Case:
             name,
             options,
             {str(outcome): count for outcome, count in simulation.count.items() if count},
-            [one for one in simulation.latency_s if one == one],
-            [one for one in simulation.waits_s() if one == one],
-            [len(batch.requests) for batch in simulation.batches],
+            percentiles(simulation.latency_s),
+            percentiles(simulation.waits_s()),
+            len(simulation.batches),
+            simulation.mean_batch,
             {reason: count for reason, count in simulation.reasons.items() if count},
             simulation.busy_share,
             math.nan if has_no_homes else simulation.spilled_share,
@@ -207,7 +210,6 @@ class Case:
     @classmethod
     def recorded(cls, batcher: RecordedBatcher, options: str) -> Case:
         batches = batcher.batches
-        counted = Counter(batch.reason for batch in batches)
         busy_share = math.nan
         slots = batcher.options.get("max_concurrent_batches")
         if batches and slots and not batcher.is_open:
@@ -217,78 +219,42 @@ class Case:
         return cls(
             "recorded",
             options,
-            batcher.outcomes,
-            batcher.latency_s,
-            batcher.waits_s,
-            [batch.size for batch in batches],
-            {reason: counted[reason] for reason in DispatchReason if counted[reason]},
+            dict(batcher.outcomes),
+            percentiles(batcher.latency_s),
+            percentiles(batcher.waits_s),
+            len(batches),
+            sum(batch.size for batch in batches) / len(batches) if batches else math.nan,
+            dict(Counter(batch.reason for batch in batches)),
             busy_share,
         )
 
-    @property
-    def mean_batch(self) -> float:
-        return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan
-
-    @cached_property
-    def latency(self) -> dict[str, float]:
-        return percentiles(self.latency_s)
-
-    @cached_property
-    def wait(self) -> dict[str, float]:
-        return percentiles(self.waits_s)
-
-    def count(self, *outcomes: str) -> int:
-        return sum(self.outcomes.get(one, 0) for one in outcomes)
-
     def as_data(self) -> dict[str, Any]:
+        return {name: None if one != one else one for name, one in asdict(self).items()}
+
+    def as_texts(self) -> dict[str, str]:
+        """Returns the texts of a table's column; ``-`` if there is nothing to show."""
+
+        def count(*outcomes: str) -> int:
+            return sum(self.outcomes.get(one, 0) for one in outcomes)
+
+        lost = count("failed", "cancelled")
         return {
-            "name": self.name,
-            "options": self.options,
-            "outcomes": dict(self.outcomes),
-            "latency_s": self.latency,
-            "wait_s": self.wait,
-            "batches": len(self.sizes),
-            "mean_batch": self.mean_batch if self.sizes else None,
-            "reasons": {str(reason): count for reason, count in self.reasons.items()},
-            "busy_share": None if math.isnan(self.busy_share) else self.busy_share,
+            "answered": f"{count('finished'):,}",
+            "refused or shed": f"{count('rejected', 'shed'):,}",
+            "out of time": f"{count('expired'):,}",
+            "failed or cancelled": f"{lost:,}" if lost else "-",
+            **{
+                f"latency {one}": duration(self.latency_s.get(one, math.nan))
+                for one in ("p50", "p90", "p99", "max")
+            },
+            **{f"wait {one}": duration(self.wait_s.get(one, math.nan)) for one in ("p50", "p99")},
+            "batches": f"{self.batches:,}",
+            "mean batch": three_digits(self.mean_batch),
+            "handler busy": percent(self.busy_share),
+            "loads of models": "-" if self.loads is None else f"{self.loads:,}",
+            "not on the preferred replica": percent(self.spilled_share),
+            **{
+                f"because {one}": percent(self.reasons.get(one, math.nan) / (self.batches or 1))
+                for one in DispatchReason
+            },
         }
-
-
-def rows_of(cases: Sequence[Case]) -> list[tuple[str, list[str]]]:
-    """Returns a table of cases: the name of each figure, and its text for each case."""
-    rows = [
-        ("answered", [f"{case.count('finished'):,}" for case in cases]),
-        ("refused or shed", [f"{case.count('rejected', 'shed'):,}" for case in cases]),
-        ("out of time", [f"{case.count('expired'):,}" for case in cases]),
-    ]
-    if any(case.count("failed", "cancelled") for case in cases):
-        lost = [f"{case.count('failed', 'cancelled'):,}" for case in cases]
-        rows.append(("failed or cancelled", lost))
-    for name in ("p50", "p90", "p99", "max"):
-        times = [duration(case.latency.get(name, math.nan)) for case in cases]
-        rows.append((f"latency {name}", times))
-    for name in ("p50", "p99"):
-        times = [duration(case.wait.get(name, math.nan)) for case in cases]
-        rows.append((f"wait {name}", times))
-    rows += [
-        ("batches", [f"{len(case.sizes):,}" for case in cases]),
-        ("mean batch", [three_digits(case.mean_batch) for case in cases]),
-        ("handler busy", [_share(case.busy_share) for case in cases]),
-    ]
-    if any(case.loads is not None for case in cases):
-        loads = ["-" if case.loads is None else f"{case.loads:,}" for case in cases]
-        rows.append(("loads of models", loads))
-    if not all(math.isnan(case.spilled_share) for case in cases):
-        rows.append(("not on the preferred replica", [_share(one.spilled_share) for one in cases]))
-    for reason in DispatchReason:
-        if any(case.reasons.get(reason) for case in cases):
-            shares = [
-                _share(case.reasons.get(reason, 0) / len(case.sizes) if case.sizes else math.nan)
-                for case in cases
-            ]
-            rows.append((f"because {reason}", shares))
-    return rows
-
-
-def _share(share: float) -> str:
-    return "-" if math.isnan(share) else percent(share)
