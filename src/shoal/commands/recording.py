@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -21,12 +20,12 @@ from shoal.commands.support.output import CommandError, in_one_line, say, show
 from shoal.failures.exceptions import ungrouped
 from shoal.planning.batch_sizes import PAGE, BatcherFigures, explain, figures_of
 from shoal.planning.figures import duration, percent, three_digits
-from shoal.planning.recordings import RecordedBatcher
+from shoal.planning.traces import TraceReader
 from shoal.serving.names import not_there
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from anyio.abc import TaskStatus
 
@@ -232,8 +231,17 @@ def _why(arguments: Namespace) -> int:
 async def _watch(client: RemoteClient, arguments: Namespace) -> dict[str, BatcherFigures]:
     tags = _backends_of(await client.status(), arguments.target)
     only = next(iter(tags)) if len(tags) == 1 else None
+    reader = TraceReader()
     async with client.recording(arguments.seconds, backend=only) as lines:
-        return _read([json.loads(line) async for line in lines], tags)
+        async for line in lines:
+            reader.add("the recording", json.loads(line))
+    if reader.ended_at is None:
+        raise CommandError("the server has ended", 1)
+    return {
+        name: figures_of(one, reader.arrivals[name], reader.ended_at)
+        for name, one in reader.batchers.items()
+        if name.partition("/")[0] in tags and one.options
+    }
 
 
 def _backends_of(status: Status, target: str | None) -> Collection[str]:
@@ -243,25 +251,6 @@ def _backends_of(status: Status, target: str | None) -> Collection[str]:
         known = {**status.endpoints, **status.backends}
         raise CommandError(not_there("endpoint or backend", target, known), 1)
     return status.endpoints[target].traffic
-
-
-def _read(rows: list[dict[str, Any]], tags: Collection[str]) -> dict[str, BatcherFigures]:
-    batchers: dict[str, RecordedBatcher] = {}
-    requests: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        kind, name = row.get("record"), row.get("batcher", "")
-        if name.partition("/")[0] not in tags:
-            continue
-        if kind == "batcher":
-            batchers.setdefault(name, RecordedBatcher(name)).describe(row)
-        elif kind == "batch":
-            batchers[name].add_batch(row)
-        elif kind is None:
-            requests[name].append(row)
-    if not rows or rows[-1].get("record") != "end":
-        raise CommandError("the server has ended", 1)
-    seconds = rows[-1]["at"]
-    return {name: figures_of(one, requests[name], seconds) for name, one in batchers.items()}
 
 
 def _as_data(name: str, figures: BatcherFigures) -> dict[str, Any]:

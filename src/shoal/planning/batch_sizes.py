@@ -15,8 +15,9 @@ from shoal.core.request import DispatchReason
 from shoal.planning.figures import duration, percent, three_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shoal.core.simulation_results import Arrival
     from shoal.planning.recordings import RecordedBatcher
 
 PAGE: Final = "Why are my batches small?"
@@ -35,12 +36,12 @@ _BUSY: Final = 0.8
 # How much larger the batches of one slot must be to advise it.
 _LARGER: Final = 1.5
 
-# The option that divides requests, by the column of a recording with the key of each request.
-_DIVIDING: Final[Mapping[str, str]] = {
-    "bucket": "bucket_by",
-    "model": "models",
-    "shard_key": "sticky_load_factor",
-    "priority": "priority_mixing",
+# The options that divide requests, with the key of each request.
+_DIVIDING: Final[Mapping[str, Callable[[Arrival], Any]]] = {
+    "bucket_by": lambda one: one.item and one.item.bucket,
+    "models": lambda one: one.model,
+    "sticky_load_factor": lambda one: one.shard_key,
+    "priority_mixing": lambda one: one.priority,
 }
 
 
@@ -115,11 +116,11 @@ class BatcherFigures:
 
 
 def figures_of(
-    batcher: RecordedBatcher, requests: Sequence[Mapping[str, Any]], seconds: float
+    batcher: RecordedBatcher, requests: Sequence[Arrival], seconds: float
 ) -> BatcherFigures:
     batches = batcher.batches
     count = max(1, len(batches))
-    at_server, peak = _concurrency(requests, seconds)
+    at_server, peak = _concurrency(batcher.stays, seconds)
     times = batcher.run_times()
     return BatcherFigures(
         seconds=seconds,
@@ -135,23 +136,17 @@ def figures_of(
         at_server=at_server,
         peak=peak,
         keys={
-            option: len({row.get(column) for row in requests})
-            for column, option in _DIVIDING.items()
+            option: len({key_of(one) for one in requests}) for option, key_of in _DIVIDING.items()
         },
     )
 
 
-def _concurrency(requests: Iterable[Mapping[str, Any]], seconds: float) -> tuple[float, int]:
-    changes: list[tuple[float, int]] = []
-    total_s = 0.0
-    for row in requests:
-        took_s = row.get("took_s", row.get("left_s", 0.0))
-        if not row["at"]:
-            # It arrived before the recording, at an unknown time, and would seem to end late.
-            continue
-        total_s += took_s
-        # The times are rounded, so that a caller's next call may seem to begin before the end.
-        changes += [(row["at"] + 2e-6, 1), (row["at"] + took_s, -1)]
+def _concurrency(stays: Iterable[tuple[float, float]], seconds: float) -> tuple[float, int]:
+    # Requests that arrived before the recording, at an unknown time, would seem to end late.
+    known = [(at, took_s) for at, took_s in stays if at]
+    total_s = sum(took_s for _, took_s in known)
+    # The times are rounded, so that a caller's next call may seem to begin before the end.
+    changes = [*((at + 2e-6, 1) for at, _ in known), *((at + took_s, -1) for at, took_s in known)]
     at_once = accumulate(change for _, change in sorted(changes))
     return total_s / seconds, max(at_once, default=0)
 
