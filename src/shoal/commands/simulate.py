@@ -93,10 +93,10 @@ def run(arguments: Namespace) -> int:
     pairs = option_pairs(arguments.option)
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
-    comparison = Comparison(traffic, handler, pairs, arguments.replicas, arguments.load_time)
-    case = comparison.cases[-1]
-    for text in arguments.compare:
-        comparison.add(option_pairs(text.split()))
+    others = [option_pairs(text.split()) for text in arguments.compare]
+    comparison = Comparison(
+        traffic, handler, pairs, others, arguments.replicas, arguments.load_time
+    )
     simulation = comparison.simulation
     if not simulation.outcomes:
         raise CommandError(f"no request arrives in {arguments.duration:g} s; raise --duration")
@@ -106,7 +106,7 @@ def run(arguments: Namespace) -> int:
         "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
         "requests": len(simulation.outcomes),
         "duration_s": simulation.duration_s,
-        **case.as_data(),
+        **comparison.cases[-1 - len(others)].as_data(),
         "spilled_share": simulation.spilled_share,
         "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},

@@ -16,7 +16,7 @@ from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.recordings import MeasuredRunTimes, RecordedBatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.simulation_results import Arrival, ClosedLoop, Linear, Simulation
     from shoal.planning.traces import Item, Recording
@@ -33,54 +33,54 @@ class SimulatedTraffic:
 
 
 class Comparison:
-    """The compared cases: recorded, today's options, the given options, and added options."""
+    """The compared cases: recorded, today's options, the given options, and other options."""
 
     def __init__(
         self,
         traffic: SimulatedTraffic,
         handler: Linear | MeasuredRunTimes,
         pairs: Mapping[str, Any],
+        others: Iterable[Mapping[str, Any]],
         replicas: int | None,
         load_s: float,
     ) -> None:
-        # `pairs` are the given options; recorded options apply where none is given. Afterwards
-        # `simulation` is that of the given options.
+        # `pairs` are the given options, which each of the others changes; recorded options apply
+        # where none is given. `simulation` is that of the given options.
         self.cases: list[Case] = []
-        self._traffic = traffic
-        self._handler = handler
-        self._replicas = replicas
-        self._load_s = load_s
-        self._remarks: list[str] = []
-        self._largest = 0.0
-        self._letters = map(chr, count(ord("A")))
-        self._today: dict[str, Any] = {}
-        recording = traffic.recording
+        self.remarks: list[str] = []
+        recording, today = traffic.recording, dict[str, Any]()
         batcher = None if recording is None else recording.batcher
-        if batcher is not None:
-            self._today = dict(batcher.options)
-            names = [self._today.get(name) for name in ("sticky_load_factor", "models")]
-            if replicas is None and any(one is not None for one in names):
-                raise CommandError(
-                    f"the requests of {batcher.name} prefer replicas by their shard keys or "
-                    "models; give the number of replicas: --replicas N"
+        letters = map(chr, count(ord("A")))
+        wanted = [("these options", pairs, _listed(pairs))]
+        if recording is not None and batcher is not None:
+            today = _recorded_options(batcher, replicas)
+            self.cases.append(Case.recorded(batcher, _written(today)))
+            self.remarks += _remarks_on(recording, batcher)
+            wanted = [("today", today, _written(today))]
+            if pairs:
+                wanted.append((next(letters), {**today, **pairs}, _listed(pairs)))
+        given = len(wanted) - 1
+        wanted += [(next(letters), {**today, **pairs, **one}, _listed(one)) for one in others]
+        with as_mistakes():
+            found = [
+                simulate(
+                    traffic.trace,
+                    BatchOptions.of(_with_items(recording, options)),
+                    handler,
+                    replicas=replicas,
+                    load_s=load_s,
                 )
-            # What was recorded are the batches of all replicas.
-            if (slots := self._today.get("max_concurrent_batches")) is not None:
-                self._today["max_concurrent_batches"] = max(1, slots // (replicas or 1))
-            self.cases.append(Case.recorded(batcher, _written(self._today)))
-        self._base = {**self._today, **pairs}
-        if recording is not None:
-            self._remark_on(recording)
-        if batcher is None:
-            self.simulation = self._simulate("these options", pairs, _listed(pairs))
-            return
-        self.simulation = self._simulate("today", self._today, _written(self._today))
-        if pairs:
-            self.simulation = self._simulate(next(self._letters), self._base, _listed(pairs))
-
-    def add(self, pairs: Mapping[str, Any]) -> None:
-        """Simulates other options, on top of the given options."""
-        self._simulate(next(self._letters), {**self._base, **pairs}, _listed(pairs))
+                for _, options, _ in wanted
+            ]
+        self.simulation = found[given]
+        for (name, _, text), simulation in zip(wanted, found, strict=True):
+            self.cases.append(Case.simulated(name, text, simulation))
+        largest = max((batch.size for one in found for batch in one.batches), default=0)
+        if isinstance(handler, MeasuredRunTimes) and largest > _FAR * max(handler.runs_s):
+            self.remarks.append(
+                f"Batches of up to {largest:g} are simulated, but none larger than "
+                f"{max(handler.runs_s):g} was measured: longer run times are a guess."
+            )
 
     def as_text(self) -> str:
         columns = [case.as_texts() for case in self.cases]
@@ -91,69 +91,52 @@ class Comparison:
         parts = [table(heads, rows), "\n".join(options), "\n".join(self.remarks)]
         return "\n\n".join(filter(None, parts))
 
-    @property
-    def remarks(self) -> list[str]:
-        remarks = list(self._remarks)
-        handler = self._handler
-        if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * max(handler.runs_s):
-            remarks.append(
-                f"Batches of up to {self._largest:g} are simulated, but none larger than "
-                f"{max(handler.runs_s):g} was measured: longer run times are a guess."
-            )
-        return remarks
 
-    def _simulate(self, name: str, pairs: Mapping[str, Any], options: str) -> Simulation:
-        pairs = dict(pairs)
-        if self._traffic.recording is not None:
-            _use_items(self._traffic.recording, pairs)
-        with as_mistakes():
-            batch_options = BatchOptions.of(pairs)
-            found = simulate(
-                self._traffic.trace,
-                batch_options,
-                self._handler,
-                replicas=self._replicas,
-                load_s=self._load_s,
-            )
-        self.cases.append(Case.simulated(name, options, found))
-        self._largest = max([self._largest, *(batch.size for batch in found.batches)])
-        return found
-
-    def _remark_on(self, recording: Recording) -> None:
-        batcher = recording.batcher
-        if batcher is None:
-            return
-        if recording.others:
-            others = ", ".join(recording.others)
-            say(f"simulated is {batcher.name}; --backend NAME selects another: {others}")
-        if left_out := batcher.left_out():
-            self._remarks.append(f"In effect, but not simulated: {', '.join(left_out)}.")
-        if batcher.changes:
-            self._remarks.append(
-                "The options changed while it was recorded; today's are those at its end."
-            )
-        if recording.lost:
-            share = recording.lost / (recording.lost + len(recording.arrivals))
-            self._remarks.append(
-                f"{recording.lost:,} lines ({percent(share)}) could not be recorded, since there "
-                "were too many in a second: the simulated traffic is lighter than the real one."
-            )
-        if recording.unfinished:
-            count = recording.unfinished
-            some = "1 request" if count == 1 else f"{count:,} requests"
-            self._remarks.append(f"{some} had not finished when the recording ended: left out.")
+def _recorded_options(batcher: RecordedBatcher, replicas: int | None) -> dict[str, Any]:
+    """Returns the recorded options, those of one replica if the number of replicas is given."""
+    options = dict(batcher.options)
+    if replicas is None and (options.get("sticky_load_factor") or options.get("models")):
+        raise CommandError(
+            f"the requests of {batcher.name} prefer replicas by their shard keys or models; give "
+            "the number of replicas: --replicas N"
+        )
+    # What was recorded are the batches of all replicas.
+    if (slots := options.get("max_concurrent_batches")) is not None:
+        options["max_concurrent_batches"] = max(1, slots // (replicas or 1))
+    return options
 
 
-def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
-    if "cost" in recording.columns:
-        pairs["batch_size_fn"] = _cost
-    if "bucket" in recording.columns:
-        pairs["bucket_by"] = _bucket
-    highest = max((one.priority or 1 for one in recording.arrivals), default=1)
-    if highest > pairs.get("priority_levels", 1):
+def _remarks_on(recording: Recording, batcher: RecordedBatcher) -> Iterator[str]:
+    if recording.others:
+        others = ", ".join(recording.others)
+        say(f"simulated is {batcher.name}; --backend NAME selects another: {others}")
+    if left_out := batcher.left_out():
+        yield f"In effect, but not simulated: {', '.join(left_out)}."
+    if batcher.changes:
+        yield "The options changed while it was recorded; today's are those at its end."
+    if recording.lost:
+        share = recording.lost / (recording.lost + len(recording.arrivals))
+        yield (
+            f"{recording.lost:,} lines ({percent(share)}) could not be recorded, since there were "
+            "too many in a second: the simulated traffic is lighter than the real one."
+        )
+    if recording.unfinished:
+        count = recording.unfinished
+        some = "1 request" if count == 1 else f"{count:,} requests"
+        yield f"{some} had not finished when the recording ended: left out."
+
+
+def _with_items(recording: Recording | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the functions that read the costs and buckets of a recording."""
+    if recording is None:
+        return dict(options)
+    highest = max(one.priority or 1 for one in recording.arrivals)
+    if highest > options.get("priority_levels", 1):
         raise CommandError(
             f"the trace has priorities up to {highest}; add --option priority_levels={highest}"
         )
+    read = {"cost": ("batch_size_fn", _cost), "bucket": ("bucket_by", _bucket)}
+    return {**options, **dict(read[one] for one in read.keys() & recording.columns)}
 
 
 def _cost(item: Item | None) -> float:
