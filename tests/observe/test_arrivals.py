@@ -99,7 +99,7 @@ async def test_keys_of_any_type_have_equal_hashes_if_they_are_equal():
 
 async def test_a_deadline_that_an_option_makes_is_not_noted():
     batcher = shoal.Batcher(slow, name="slow", request_timeout_s=30)
-    batcher.observers.add(told := recorder(request_timeout_s=lambda _: 30))
+    batcher.observers.add(told := recorder())
     async with batcher as call:
         await call(1)
         await call.options(timeout_s=20)(1)

@@ -34,12 +34,7 @@ async def record(trace, options, path):
         await anyio.sleep(RUN_TIME(size))
         return items
 
-    recorder = ArrivalRecorder(
-        began_at,
-        most_requests=10**6,
-        most_a_second=10**6,
-        request_timeout_s=lambda _: options.get("request_timeout_s"),
-    )
+    recorder = ArrivalRecorder(began_at, most_requests=10**6, most_a_second=10**6)
     batcher = shoal.Batcher(handler, name="recorded", **options)
     batcher.observers.add(recorder)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -86,7 +86,7 @@ class RequestOptionsFactory:
         self._limit_name = "max_batch_cost" if has_own else "max_batch_size"
         self._most_cost = math.inf if options.split is not None else self._limit_cost
         limit_s = options.request_timeout_s
-        self._limit_s = math.inf if limit_s is None else limit_s
+        self.limit_s = math.inf if limit_s is None else limit_s
         # Whether each request needs its own record, whatever its call options are.
         self.of_each = distinguishes_requests(options)
 
@@ -131,7 +131,7 @@ class RequestOptionsFactory:
                 raise self._not_a_key(key) from None
         if self._models is not None:
             asked.model = self._model(item, asked.metadata)
-        limit_s = self._limit_s
+        limit_s = self.limit_s
         if timeout_s is not None and timeout_s < limit_s:
             limit_s = timeout_s
         asked.deadline = asked.due = None if limit_s == math.inf else now + limit_s

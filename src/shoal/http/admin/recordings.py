@@ -33,7 +33,7 @@ from shoal.http.requests.streaming import UNBUFFERED
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
@@ -59,8 +59,7 @@ class ArrivalRecorder(BatchObserver):
         *,
         most_requests: int,
         most_a_second: int,
-        wants: Callable[[str], bool] = lambda _: True,
-        request_timeout_s: Callable[[str], float | None] = lambda _: None,
+        tag: str | None = None,
     ) -> None:
         self.requests = 0
         self.lost = 0
@@ -68,9 +67,7 @@ class ArrivalRecorder(BatchObserver):
         self._began_at = began_at
         self._most_requests = most_requests
         self._most_a_second = most_a_second  # further requests are left out, and counted
-        self._wants = wants  # whether to record a batcher, by name
-        # A batcher's option. A deadline that it made is not noted: a simulation makes it again.
-        self._request_timeout_s = request_timeout_s
+        self._tag = tag  # of the backend to record; None for all
         self._held: deque[Note] = deque()
         self._second: int = -1
         self._in_second: int = 0
@@ -81,13 +78,16 @@ class ArrivalRecorder(BatchObserver):
     def is_full(self) -> bool:
         return self.requests >= self._most_requests
 
+    def wants(self, batcher: str) -> bool:
+        return self._tag is None or batcher.partition("/")[0] == self._tag
+
     def take(self) -> list[Note]:
         taken = list(self._held)
         self._held.clear()
         return taken
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        if not self._wants(record.batcher):
+        if not self.wants(record.batcher):
             return
         note: Note = {
             "record": "batch",
@@ -107,14 +107,14 @@ class ArrivalRecorder(BatchObserver):
         self._note_all(record.batcher, requests, record.id, record.ended_at)
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
-        if self._wants(batcher):
+        if self.wants(batcher):
             self._note_all(batcher, (request,), batch.id, now)
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        if not self._wants(batcher) or not self._room_for(1, now):
+        if not self.wants(batcher) or not self._room_for(1, now):
             return
         arrived_at, options = request.arrived_at, request.options
-        said = {} if options is None else self._said(batcher, options, arrived_at)
+        said = {} if options is None else self._said(options, arrived_at)
         left_s = round(max(0.0, now - arrived_at), _MICROSECONDS)
         note = {"at": self._time(arrived_at), "batcher": batcher, **said}
         self._held.append({**note, "outcome": why, "left_s": left_s})
@@ -137,16 +137,17 @@ class ArrivalRecorder(BatchObserver):
             if request.options is not None:
                 if request.options is not options:
                     options = request.options
-                    said = self._said(batcher, options, arrived_at)
+                    said = self._said(options, arrived_at)
                 note |= said
             if request.state is not State.FINISHED:
                 note["outcome"] = _outcome(request, now)
             hold(note)
 
-    def _said(self, batcher: str, options: RequestOptions, arrived_at: float) -> Note:
+    def _said(self, options: RequestOptions, arrived_at: float) -> Note:
         note: Note = {}
         made_by = options.options_factory
-        if isinstance(made_by, RequestOptionsFactory) and made_by.has_costs:
+        assert isinstance(made_by, RequestOptionsFactory)
+        if made_by.has_costs:
             note["cost"] = float(options.cost)  # it may be a number of the user's library
         if options.asked_priority is not None:
             note["priority"] = options.asked_priority
@@ -158,8 +159,8 @@ class ArrivalRecorder(BatchObserver):
             note["model"] = self._hashed(model)
         if options.deadline is not None:
             allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)
-            usual_s = self._request_timeout_s(batcher)
-            if usual_s is None or allowed_s != round(usual_s, _TENTHS_OF_A_MS):
+            # A simulation makes the deadline of the batcher's option again.
+            if allowed_s != round(made_by.limit_s, _TENTHS_OF_A_MS):
                 note["timeout_s"] = max(0.0, allowed_s)
         if options.queue_timeout_s is not None:
             note["queue_timeout_s"] = options.queue_timeout_s
@@ -230,9 +231,9 @@ _AT_A_TIME: Final = 2_000
 class RunningRecording:
     def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
         self._controller = controller
-        self._tag: str | None = body.get("backend")
-        if self._tag is not None:
-            found("backend", self._tag, controller.backends)
+        tag: str | None = body.get("backend")
+        if tag is not None:
+            found("backend", tag, controller.backends)
         self._duration_s = seconds("seconds", body["seconds"])
         if not 0 < self._duration_s <= LONGEST_S:
             given = body["seconds"]
@@ -248,8 +249,7 @@ class RunningRecording:
             self._began_at,
             most_requests=_count(body, "most_requests"),
             most_a_second=_count(body, "most_a_second"),
-            wants=self._wants,
-            request_timeout_s=self._request_timeout_s,
+            tag=tag,
         )
 
     async def answer(self, exchange: Exchange) -> None:
@@ -303,16 +303,9 @@ class RunningRecording:
 
     def _found(self) -> Iterator[Batcher[Any]]:
         for tag, backend in self._controller.backends.items():
-            if self._tag in (None, tag):
+            if self.recorder.wants(tag):
                 for method_batcher in backend.method_batchers.values():
                     yield method_batcher.batcher
-
-    def _wants(self, batcher: str) -> bool:
-        return self._tag is None or batcher.partition("/")[0] == self._tag
-
-    def _request_timeout_s(self, name: str) -> float | None:
-        known = self._batchers.get(name)
-        return None if known is None else known["options"].get("request_timeout_s")
 
     def _news_of_batchers(self) -> list[Note]:
         news: list[Note] = []
