@@ -41,12 +41,12 @@ from shoal.commands.support.batch_lines import (
     open_rows,
     write_parquet,
 )
-from shoal.commands.support.loading import application_of, named
+from shoal.commands.support.loading import application_of, instance_of, named
 from shoal.commands.support.output import CommandError, as_mistakes, failed_code, say
 from shoal.commands.support.values import init_arguments_of, option_pairs
 from shoal.core.extras import need
 from shoal.failures.exceptions import ungrouped
-from shoal.planning.tuning import NotMeasured, instance_of, opened
+from shoal.planning.tuning import opened
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -166,10 +166,7 @@ def _target(arguments: Namespace) -> tuple[Opening, bool]:
             raise CommandError("an application has its own options")
         need("run-batch of an application", "httpx", "client")
         return open_app(found, arguments.window or _REQUESTS_AT_ONCE), True
-    try:
-        return opened(instance_of(found, args, kwargs), **options), False
-    except NotMeasured as failure:
-        raise failed_code(str(failure), failure.__cause__ or failure) from None
+    return opened(instance_of(found, args, kwargs), **options), False
 
 
 def _is_application(found: object) -> bool:

@@ -28,7 +28,7 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0,
 )
-from shoal.commands.support.loading import named
+from shoal.commands.support.loading import instance_of, named
 from shoal.commands.support.output import (
     CommandError,
     as_mistakes,
@@ -45,7 +45,6 @@ from shoal.planning.tuning import (
     Candidate,
     NotMeasured,
     Search,
-    instance_of,
     least_busy,
     measure,
     opened,

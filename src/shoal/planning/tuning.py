@@ -31,7 +31,6 @@ import anyio
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.decorator.decorator import open_batchers
-from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import takes_lists
 from shoal.core.options.options import BatchOptions
 from shoal.core.simulation import simulate
@@ -40,7 +39,7 @@ from shoal.planning.recordings import MeasuredRunTimes, measured_run_times
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
 
     from shoal.core.simulation_results import Simulation
@@ -56,32 +55,6 @@ _PLAIN: Final[dict[str, Any]] = {
 
 class NotMeasured(Exception):
     """A handler could not be measured; the error of its code, if there is one, is the cause."""
-
-
-def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns an instance if the handler is a class, else the handler itself."""
-    if not inspect.isclass(handler):
-        if args or kwargs:
-            raise TypeError("arguments are only for a class, and the handler is not one")
-        return handler
-    if "__call__" not in dir(handler):
-        raise TypeError(
-            f"the class {handler.__qualname__} has no __call__ to measure; name a class that has "
-            "one, or a function"
-        )
-    try:
-        read_signature(handler).bind(*args, **kwargs)
-    except ValueError:
-        pass  # no signature is available, as for some classes written in C
-    except TypeError as error:
-        raise TypeError(
-            f"{handler.__qualname__} can't be instantiated: {error}; give its arguments by "
-            "--arg VALUE and --kwarg KEY=VALUE"
-        ) from None
-    try:
-        return handler(*args, **kwargs)
-    except Exception as error:
-        raise NotMeasured(f"{handler.__qualname__} could not be instantiated") from error
 
 
 def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[Any]]:
