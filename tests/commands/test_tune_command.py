@@ -165,8 +165,8 @@ def test_a_plot_is_saved(told, directory):
         (
             ["tuned:Echo", "--item", '"eel"'],
             (
-                "Echo can't be instantiated with init_args=[] and init_kwargs={}: missing a required "
-                "argument: 'suffix'; give its arguments by --arg and --kwarg"
+                "Echo can't be instantiated with init_args=[] and init_kwargs={}: missing a "
+                "required argument: 'suffix'; give its arguments by --arg and --kwarg"
             ),
         ),
     ],

@@ -239,9 +239,7 @@ async def _serve(run: ServerProcess) -> int:
         if (hint := server_hint(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None
-    except WorkersFailed as failure:
-        raise CommandError(str(failure), 1) from None
-    except NotAllowed as error:
+    except (WorkersFailed, NotAllowed) as error:
         raise CommandError(str(error), 1) from None
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
@@ -271,16 +269,14 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
 
     if options.admin_socket is not None:
         at = Unix(options.admin_socket)
+    make = partial(AppAdmin, inner, allowed_modules=options.allowed_modules, behind=run.app)
     if at is not None:
         # No token: only the socket's owner can open it.
-        admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)
-        others.append(AppListener(address=at, app=admin))
+        others.append(AppListener(address=at, app=make(token=None)))
     if options.token is not None:
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
-        app = AppAdmin(
-            inner, token=options.token, allowed_modules=options.allowed_modules, behind=run.app
-        )
+        app = make(token=options.token)
     return app, others
 
 
