@@ -183,8 +183,6 @@ class RemoteFrontEnd:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    # Messages of the front end.
-
     def _take(self, messages: Sequence[PassedMessage]) -> None:
         calls = self._calls
         for name, id_, content in messages:
@@ -218,6 +216,9 @@ _ENDS_WITHIN_S: Final = 1.0
 
 
 class FrontEnds:
+    is_for_each_address = False
+    lost = 0
+
     def __init__(
         self,
         count: int,
@@ -239,8 +240,7 @@ class FrontEnds:
         self._count = count
         self._command = command  # file descriptors are appended
         self._start = start  # the content of the first frame
-        # Called if no front end can serve any more, or one fails to start before the server has
-        # served, unless it was killed.
+        # Called if none can serve any more, or one fails to start that was not killed.
         self._failed = failed
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()

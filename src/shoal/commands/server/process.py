@@ -179,27 +179,19 @@ async def _serve(run: ServerProcess) -> int:
         run.started(url)
         _notify("READY=1")
 
+    start_front_ends: StartFrontEnds | None = None
+    by = ""
     if run.server == "hypercorn":
-        from shoal.commands.server.hypercorn_host import NAME, serve_on_hypercorn
+        from shoal.commands.server.hypercorn_host import NAME, on_hypercorn
 
-        serve_it = partial(serve_on_hypercorn, event_loop=run.event_loop)
+        start_front_ends = on_hypercorn(run.event_loop)
         by = f" ({NAME} on {run.event_loop})"
-    else:
-        start_front_ends: StartFrontEnds | None = None
-        if run.workers is not None:
-            from shoal.front_ends.listener import front_ends
+    elif run.workers is not None:
+        from shoal.front_ends.listener import front_ends
 
-            start_front_ends = front_ends(
-                WORKER, run.workers, run.options, run.event_loop, run.log_level, run.log_format
-            )
-        serve_it = partial(
-            serve,
-            load_later=(lambda: None) if shoals is None else load_the_rest,
-            front_ends=start_front_ends,
-            # Middleware around it may need what its lifespan makes.
-            answers_early=run.answers_early and run.app is shoals,
+        start_front_ends = front_ends(
+            WORKER, run.workers, run.options, run.event_loop, run.log_level, run.log_format
         )
-        by = ""
 
     def say_where(url: str) -> None:
         say(f"Shoal serving {run.spec} on {url}{by}")
@@ -226,12 +218,18 @@ async def _serve(run: ServerProcess) -> int:
         ]
         async with model_server(run.options, bind_for_servers) as served:
             with startup:
-                drained = await serve_it(
+                drained = await serve(
                     app,
                     run.options,
                     shutdown=shutdown,
                     started=started,
                     extra_listeners=(*more, *others),
+                    load_later=(lambda: None) if shoals is None else load_the_rest,
+                    front_ends=start_front_ends,
+                    # Middleware around it may need what its lifespan makes.
+                    answers_early=(
+                        run.answers_early and run.app is shoals and run.server == "shoal"
+                    ),
                 )
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
