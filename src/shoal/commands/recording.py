@@ -46,8 +46,6 @@ _TRACE_EXAMPLE: Final = """\
 """
 
 _RECORD: Final = b'"record":"'
-_PROGRESS_S: Final = 10.0
-"""How often progress is shown."""
 
 
 def add_trace_arguments(parser: ArgumentParser) -> None:
@@ -67,7 +65,11 @@ def _trace(arguments: Namespace) -> int:
         raise CommandError(f"{path} exists; name another file with -o, or delete it")
     recorded = Recorded(path)
     try:
-        ask(arguments, lambda client: _record(client, arguments, recorded), waits_for=None)
+        ask(
+            arguments,
+            lambda client: _record(client, arguments, recorded),
+            waits_for=f"the requests of {duration(arguments.seconds)}; Ctrl-C stops sooner",
+        )
     except CommandError as error:
         if not recorded.has_begun:
             raise
@@ -91,7 +93,6 @@ class Recorded:
         self._path = path
         self._file: BinaryIO | None = None
         self._last: dict[str, Any] = {}
-        self._shown_at = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -108,7 +109,6 @@ class Recorded:
             if kind in ("progress", "end"):
                 self._last = note
             if kind == "progress":
-                self._show_progress()
                 return
         try:
             if self._file is None:
@@ -151,16 +151,6 @@ class Recorded:
         if last.get("unfinished"):
             text += f"; {last['unfinished']:,} had not ended"
         return f"{text}\n{self._path}"
-
-    def _show_progress(self) -> None:
-        at, requests = self._last["at"], self._last["requests"]
-        if at < self._shown_at + _PROGRESS_S:
-            return
-        self._shown_at = at
-        line = f"{at:.0f} s: {requests:,} requests"
-        if self._last["lost"]:
-            line += f", {self._last['lost']:,} left out"
-        say(line)
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
