@@ -9,9 +9,10 @@ import pytest
 import shoal
 from shoal import BatchOptions
 from shoal.core.options.options import OPTIONS
+from shoal.core.simulation_results import percentile
 from shoal.planning import Arrival, ClosedLoop, Linear, constant, poisson, simulate
 from shoal.planning.batch_sizes import FINDINGS, PAGE, explain, figures_of
-from shoal.planning.figures import duration, percent, percentile, percentiles, three_digits
+from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.recordings import RecordedBatcher
 from shoal.planning.traces import Item
 

@@ -48,8 +48,10 @@ _DIVIDING: Final[Mapping[str, Callable[[Arrival], Any]]] = {
 @dataclass(frozen=True, kw_only=True)
 class BatcherFigures:
     seconds: float
-    options: Mapping[str, Any]  # in force, without functions; slots are those of all replicas
-    functions: Sequence[str] = ()  # the options that are functions
+    options: Mapping[str, Any]  # in force, without functions
+    most: int  # requests in a batch
+    slots: int | None  # of all replicas; None for any number
+    has_costs: bool = False
     is_open: bool = False
     requests: int = 0
     reasons: Mapping[DispatchReason, int]
@@ -69,11 +71,6 @@ class BatcherFigures:
         return sum(self.reasons.values())
 
     @property
-    def most(self) -> int:
-        most: int = self.options["max_batch_size"]
-        return most
-
-    @property
     def rate(self) -> float:
         # A recording may leave out requests of a busy second, but no batches.
         return self.batches * self.mean_size / self.seconds
@@ -82,10 +79,6 @@ class BatcherFigures:
     def busy(self) -> float:
         # The mean number of batches at once.
         return self.batches * self.mean_run_s / self.seconds
-
-    @property
-    def has_costs(self) -> bool:
-        return "batch_size_fn" in self.functions
 
     @property
     def most_load(self) -> float:
@@ -99,11 +92,6 @@ class BatcherFigures:
         # An item that does not fit closes its batch before it costs as much as it may.
         is_full = self.share(DispatchReason.FULL) >= _MOSTLY
         return 1.0 if is_full else self.mean_load / self.most_load
-
-    @property
-    def slots(self) -> int | None:
-        slots: int | None = self.options.get("max_concurrent_batches")
-        return slots
 
     def share(self, *reasons: DispatchReason) -> float:
         return sum(self.reasons.get(reason, 0) for reason in reasons) / self.batches
@@ -125,7 +113,9 @@ def figures_of(
     return BatcherFigures(
         seconds=seconds,
         options=batcher.options,
-        functions=batcher.functions,
+        most=batcher.options["max_batch_size"],
+        slots=batcher.options.get("max_concurrent_batches"),
+        has_costs="batch_size_fn" in batcher.functions,
         is_open=batcher.is_open,
         requests=len(requests),
         reasons=Counter(batch.reason for batch in batches),

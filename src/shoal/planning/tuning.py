@@ -34,7 +34,8 @@ from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.binding import takes_lists
 from shoal.core.options.options import BatchOptions
 from shoal.core.simulation import simulate
-from shoal.planning.figures import duration, new_figure, percentile, tidy
+from shoal.core.simulation_results import percentile
+from shoal.planning.figures import duration, new_figure, tidy
 from shoal.planning.recordings import MeasuredRunTimes, measured_run_times
 from shoal.planning.traces import poisson
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -230,17 +230,13 @@ def ask(
 async def _asked(
     client: RemoteClient, verb: Callable[[RemoteClient], Awaitable[T]], waits_for: str
 ) -> T:
-    try:
-        async with ungrouped() as tasks:
-            if sys.stderr.isatty():
-                tasks.start_soon(_show_wait, waits_for)
-            try:
-                return await verb(client)
-            finally:
-                tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await client.aclose()
+    async with aclosing(client), ungrouped() as tasks:
+        if sys.stderr.isatty():
+            tasks.start_soon(_show_wait, waits_for)
+        try:
+            return await verb(client)
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 async def _show_wait(waits_for: str) -> None:
