@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections import deque
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
@@ -170,14 +169,12 @@ def _target(arguments: Namespace) -> tuple[Opening, bool]:
 
 
 def _is_application(found: object) -> bool:
-    # An application's module has imported what it is made of.
-    kinds = (("shoal.http.app.app", "App"), ("starlette.applications", "Starlette"))
-    modules = [(sys.modules[module], kind) for module, kind in kinds if module in sys.modules]
-    classes = tuple(getattr(module, kind) for module, kind in modules)
-    if not classes or isinstance(found, classes):
-        return bool(classes)
-    wrapped = getattr(found, "app", None)  # as middleware has it
-    return wrapped is not None and _is_application(wrapped)
+    from starlette.applications import Starlette
+
+    from shoal.http.app.app import App
+    from shoal.http.app.middleware import within
+
+    return within(found, App) is not None or within(found, Starlette) is not None
 
 
 class _Items:
