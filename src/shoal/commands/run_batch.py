@@ -35,9 +35,9 @@ from shoal.commands.support.batch_lines import (
     BLANK,
     Input,
     ItemLines,
+    LineRefused,
     OpenAiLines,
     ResultFiles,
-    call_lines,
     failures_in,
     open_app,
     open_lines,
@@ -53,7 +53,7 @@ from shoal.planning.tuning import opened
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio import CancelScope
 
@@ -193,6 +193,31 @@ def _is_application(found: object) -> bool:
     return within(found, App) is not None or within(found, Starlette) is not None
 
 
+async def _call_lines(
+    form: Form, call_all: Callable[..., Awaitable[list[Any]]], lines: list[Any]
+) -> list[Any]:
+    """Calls the items of lines; returns a `LineRefused` in the place of a line that is none."""
+    outcomes = [_item_of(form, line) for line in lines]
+    places = [place for place, one in enumerate(outcomes) if not isinstance(one, LineRefused)]
+    if places:
+        items = [outcomes[place] for place in places]
+        columns = zip(*items, strict=True) if form.are_tuples else (items,)
+        for place, outcome in zip(places, await call_all(*columns), strict=True):
+            outcomes[place] = outcome
+    return outcomes
+
+
+def _item_of(form: Form, line: Any) -> Any:
+    if isinstance(line, bytes):
+        line = line.strip()
+        if not line:
+            return BLANK
+    try:
+        return form.item(line)
+    except LineRefused as refused:
+        return refused
+
+
 class _Job:
     """The lines of one run: read, called, and written in their order."""
 
@@ -272,7 +297,7 @@ class _Job:
         outcomes = MapCall[Any](
             (lines,),
             {"window": window, "return_exceptions": True, "progress": write},
-            lambda _: plan._replace(call_all=partial(call_lines, form, plan.call_all)),
+            lambda _: plan._replace(call_all=partial(_call_lines, form, plan.call_all)),
         )
         try:
             async for outcome in outcomes:

@@ -25,17 +25,7 @@ from shoal.commands.support.output import CommandError
 from shoal.failures.exceptions import in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Generator,
-        Iterable,
-        Iterator,
-        Mapping,
-    )
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -124,31 +114,6 @@ class OpenAiLines:
 
 def error_line(number: int, members: Mapping[str, Any]) -> bytes:
     return _json_line({"line": number, **members})
-
-
-async def call_lines(
-    form: ItemLines | OpenAiLines, call_all: Callable[..., Awaitable[list[Any]]], lines: list[Any]
-) -> list[Any]:
-    """Calls the items of lines; returns a `LineRefused` in the place of a line that is none."""
-    outcomes = [_item_of(form, line) for line in lines]
-    places = [place for place, one in enumerate(outcomes) if not isinstance(one, LineRefused)]
-    if places:
-        items = [outcomes[place] for place in places]
-        columns = zip(*items, strict=True) if form.are_tuples else (items,)
-        for place, outcome in zip(places, await call_all(*columns), strict=True):
-            outcomes[place] = outcome
-    return outcomes
-
-
-def _item_of(form: ItemLines | OpenAiLines, line: Any) -> Any:
-    if isinstance(line, bytes):
-        line = line.strip()
-        if not line:
-            return BLANK
-    try:
-        return form.item(line)
-    except LineRefused as refused:
-        return refused
 
 
 @asynccontextmanager
@@ -251,7 +216,7 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
 class Input(NamedTuple):
     """Lines of JSON, or values of rows."""
 
-    lines: Iterable[Any] | AsyncIterable[Any]
+    lines: Iterable[Any] | AsyncGenerator[bytes]
     total: int | None = None
     """How many there are; None for a pipe, which can't be read again."""
 
@@ -272,7 +237,7 @@ def open_lines(path: Path, most: int | None) -> Generator[Input]:
         yield Input(file, total)
 
 
-async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncIterator[bytes]:
+async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncGenerator[bytes]:
     rest, count = b"", 0
     while count != most:
         if not select.select([descriptor], [], [], 0)[0]:  # always there if it is a file
