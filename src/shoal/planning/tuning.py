@@ -300,13 +300,11 @@ def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
     return percentile(times, percent)
 
 
-def plot_tuning(
-    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate], path: Path
-) -> None:
+def plot_tuning(search: Search, candidates: Sequence[Candidate], path: Path) -> None:
     """Draws the run times with their fit, and the p99 of all candidates with the target."""
     figure = new_figure(11)
     times, found = figure.subplots(1, 2)
-    _draw_run_times(times, measured)
+    _draw_run_times(times, search.run_times)
     _draw_candidates(found, search, candidates)
     figure.savefig(path, dpi=110)
 
