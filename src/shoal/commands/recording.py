@@ -71,11 +71,9 @@ def _trace(arguments: Namespace) -> int:
             waits_for=f"the requests of {duration(arguments.seconds)}; Ctrl-C stops sooner",
         )
     except CommandError as error:
-        if not recorded.has_begun:
+        if recorded.file is None:
             raise
         recorded.failure = in_one_line(error)
-    finally:
-        recorded.close()
     if recorded.failure is None and not recorded.is_complete:
         recorded.failure = "the server has ended"
     if recorded.failure is not None:
@@ -88,10 +86,9 @@ class Recorded:
     """The recording so far, and its file, which is created with the first line."""
 
     def __init__(self, path: Path) -> None:
-        self.has_begun = False
+        self.path = path
+        self.file: BinaryIO | None = None
         self.failure: str | None = None  # why the recording ended early, if not by the user
-        self._path = path
-        self._file: BinaryIO | None = None
         self._last: dict[str, Any] = {}
 
     @property
@@ -100,6 +97,7 @@ class Recorded:
 
     def add(self, line: bytes) -> None:
         """Writes a line, unless it reports progress."""
+        assert self.file is not None
         if line.find(_RECORD) >= 0:  # not a line about a request
             try:
                 note = json.loads(line)
@@ -110,39 +108,22 @@ class Recorded:
                 self._last = note
             if kind == "progress":
                 return
-        try:
-            if self._file is None:
-                self._file = self._path.open("xb")
-                self.has_begun = True
-            self._file.write(line + b"\n")
-        except OSError as error:
-            raise CommandError(self._cant_write(error), 1) from None
+        self.file.write(line + b"\n")
 
     def interrupt(self) -> None:
-        if self._file is not None:
+        if self.file is not None:
             self._last = {**self._last, "record": "end", "why": "interrupted"}
             self.add(json.dumps(self._last, separators=(",", ":")).encode())
-
-    def close(self) -> None:
-        """Closes the file; sets `failure` if it could not be written."""
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:  # of buffered lines
-                self.failure = self.failure or self._cant_write(error)
-
-    def _cant_write(self, error: OSError) -> str:
-        return f"can't write {self._path}: {error.strerror}"
 
     def as_data(self) -> dict[str, Any]:
         names = ("at", "requests", "lost", "unfinished", "why")
         return {
-            "file": str(self._path) if self.has_begun else None,
+            "file": None if self.file is None else str(self.path),
             **{name: self._last[name] for name in names if name in self._last},
         }
 
     def as_text(self) -> str:
-        if not self.has_begun:
+        if self.file is None:
             return "nothing was recorded"
         last = self._last
         text = f"recorded {last.get('requests', 0):,} requests in {last.get('at', 0):.4g} s"
@@ -150,7 +131,7 @@ class Recorded:
             text += f"; {last['lost']:,} were left out, since there were too many in a second"
         if last.get("unfinished"):
             text += f"; {last['unfinished']:,} had not ended"
-        return f"{text}\n{self._path}"
+        return f"{text}\n{self.path}"
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
@@ -168,8 +149,16 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                 most_requests=arguments.max_requests,
                 most_a_second=arguments.max_rate,
             ) as lines:
-                async for line in lines:
-                    recorded.add(line)
+                first = await anext(lines, None)
+                if first is not None:
+                    with recorded.path.open("xb") as recorded.file:
+                        recorded.add(first)
+                        async for line in lines:
+                            recorded.add(line)
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise CommandError(f"can't write {recorded.path}: {error.strerror}", 1) from None
         finally:
             tasks.cancel_scope.cancel()
 
