@@ -214,9 +214,7 @@ def run(arguments: Namespace) -> int:
                 measuring = partial(_measured, handler, arguments)
                 measured, options = anyio.run(measuring, backend=arguments.event_loop)
         except NotMeasured as failure:
-            if failure.__cause__ is None:
-                raise CommandError(str(failure), 1) from None
-            raise failed_code(str(failure), failure.__cause__) from None
+            raise failed_code(str(failure), failure.__cause__ or failure) from None
         except BaseExceptionGroup as group:
             if group.subgroup(KeyboardInterrupt) is None:
                 raise

@@ -55,7 +55,7 @@ _PLAIN: Final[dict[str, Any]] = {
 
 
 class NotMeasured(Exception):
-    """A handler could not be measured; the error of its code, if there is one, is the cause."""
+    """A handler could not be measured; the error of its code is the cause."""
 
 
 def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[Any]]:
@@ -116,7 +116,7 @@ async def measure(
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     if batcher.fill != "closed":
-        raise NotMeasured(
+        raise ValueError(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
             "no run time of a batch"
         )
