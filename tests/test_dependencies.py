@@ -31,6 +31,7 @@ EXTRAS_OF = {
     "shoal": set[str](),
     "shoal.batching.calls.sharing": {"cache"},
     "shoal.batching.current": {"otel"},
+    "shoal.commands.run_batch": {"serve"},
     "shoal.commands.server.client": {"client"},
     "shoal.commands.support.batch_lines": {"serve"},
     "shoal.commands.server.hypercorn_host": {"serve"},

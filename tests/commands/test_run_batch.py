@@ -518,7 +518,7 @@ MISTAKES = [
     (["jobs:sizes", "in.jsonl", "out.jsonl", "--option", "max_batch_size=-1"], "at least 1"),
     (["jobs:one_item", "in.jsonl", "out.jsonl"], "takes one item at a time"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--option", "size=3"], "size"),
-    (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "arguments are only for a class"),
+    (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "init args are for classes"),
     (["site_of_jobs:app", "in.jsonl", "out.jsonl", "--arg", "3"], "has its own options"),
     (["double", "in.jsonl", "out.jsonl"], "is not an import path"),
 ]

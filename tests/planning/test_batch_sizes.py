@@ -9,10 +9,12 @@ import pytest
 import shoal
 from shoal import BatchOptions
 from shoal.core.options.options import OPTIONS
+from shoal.core.simulation_results import percentile
 from shoal.planning import Arrival, ClosedLoop, Linear, constant, poisson, simulate
 from shoal.planning.batch_sizes import FINDINGS, PAGE, explain, figures_of
-from shoal.planning.figures import duration, percent, percentile, percentiles, three_digits
+from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.recordings import RecordedBatcher
+from shoal.planning.traces import Item
 
 ROOT = Path(__file__).parents[2]
 MODEL = Linear(0.02, 0.0005, jitter=0.05)
@@ -42,19 +44,19 @@ def recorded(simulation, columns, **described):
                 "batch": number,
             }
         )
-    rows = [
-        {"at": at, "took_s": took_s, **{name: key(at) for name, key in columns.items()}}
-        for at, took_s in zip(simulation.arrived_at, simulation.latency_s, strict=True)
-        if took_s == took_s
-    ]
-    return batcher, rows
+    arrivals = []
+    for at, took_s in zip(simulation.arrived_at, simulation.latency_s, strict=True):
+        if took_s == took_s:
+            batcher.add_request({"at": at, "took_s": took_s})
+            arrivals.append(Arrival(at, **{name: key(at) for name, key in columns.items()}))
+    return batcher, arrivals
 
 
 def found(traffic, model=MODEL, columns=None, replicas=None, described=None, **options):
     options = BatchOptions(**{"max_batch_size": 32, **options})
     simulation = simulate(traffic, options, model, replicas=replicas)
-    batcher, rows = recorded(simulation, columns or {}, **(described or {}))
-    return explain(figures_of(batcher, rows, simulation.duration_s))
+    batcher, arrivals = recorded(simulation, columns or {}, **(described or {}))
+    return explain(figures_of(batcher, arrivals, simulation.duration_s))
 
 
 def each(arrivals, **more):
@@ -78,7 +80,7 @@ CASES = {
     ),
     "keys-divide-batches": lambda: found(
         [Arrival(at, item=int(at * 1000) % 8) for at in poisson(150, SECONDS)],
-        columns={"bucket": lambda at: int(at * 1000) % 8},
+        columns={"item": lambda at: Item(bucket=str(int(at * 1000) % 8))},
         bucket_by=lambda item: item,
     ),
     "slots-split-batches": lambda: found(poisson(150, SECONDS), max_concurrent_batches=4),
@@ -101,9 +103,9 @@ def test_a_handler_without_gain_is_named_beside_the_reason():
 
 
 def test_flushes_are_counted():
-    batcher, rows = recorded(simulate(poisson(60, SECONDS), BatchOptions(), MODEL), {})
+    batcher, arrivals = recorded(simulate(poisson(60, SECONDS), BatchOptions(), MODEL), {})
     batcher.batches = [batch._replace(reason="flush") for batch in batcher.batches]
-    assert [one.kind for one in explain(figures_of(batcher, rows, SECONDS))] == ["flushes"]
+    assert [one.kind for one in explain(figures_of(batcher, arrivals, SECONDS))] == ["flushes"]
 
 
 def test_merged_priorities_do_not_divide_batches():
@@ -150,11 +152,10 @@ def test_code_of_one_request_is_not_advised_to_raise_the_limit():
 
 def test_requests_from_before_the_recording_add_no_callers():
     loop = ClosedLoop(4, 0.001, SECONDS)
-    batcher, rows = recorded(simulate(loop, BatchOptions(max_batch_size=32), MODEL), {})
-    early = [{"at": 0.0, "took_s": 0.05} for _ in range(4)]
-    assert [one.kind for one in explain(figures_of(batcher, [*early, *rows], SECONDS))] == [
-        "few-callers"
-    ]
+    batcher, arrivals = recorded(simulate(loop, BatchOptions(max_batch_size=32), MODEL), {})
+    for _ in range(4):
+        batcher.add_request({"at": 0.0, "took_s": 0.05})
+    assert [one.kind for one in explain(figures_of(batcher, arrivals, SECONDS))] == ["few-callers"]
 
 
 # Percentiles, and numbers for people

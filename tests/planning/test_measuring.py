@@ -125,7 +125,7 @@ def test_a_handler_whose_batches_grow_is_refused(fill):
             for request in joined:
                 request.finish(request.item)
 
-    with pytest.raises(NotMeasured, match="so there is no run time of a batch"):
+    with pytest.raises(ValueError, match="so there is no run time of a batch"):
         measured(handler)
 
 

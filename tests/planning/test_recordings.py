@@ -34,10 +34,7 @@ async def record(trace, options, path):
         await anyio.sleep(RUN_TIME(size))
         return items
 
-    recorder = ArrivalRecorder(
-        began_at,
-        most_requests=10**6,
-    )
+    recorder = ArrivalRecorder(began_at, most_requests=10**6)
     batcher = shoal.Batcher(handler, name="recorded", **options)
     batcher.observers.add(recorder)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -35,7 +35,7 @@ def found(rate, p99_s, **options):
 
 
 def text_of(rate, p99_s, **options):
-    return tuned_as_text(RUNS, search(rate, p99_s, **options), found(rate, p99_s, **options))
+    return tuned_as_text(search(rate, p99_s, **options), found(rate, p99_s, **options))
 
 
 def test_every_size_is_tried_with_every_wait_that_makes_sense():
@@ -98,7 +98,7 @@ def test_what_was_found_is_told_in_a_table_and_as_data():
     assert "Best: max_batch_size=16, batch_wait_timeout_s=0.0\n" in text
     looked = search(100, 0.08)
     candidates = found(100, 0.08)
-    data = json.loads(json.dumps(tuned_as_data(RUNS, looked, candidates)))
+    data = json.loads(json.dumps(tuned_as_data(looked, candidates)))
     assert data["run_time"]["runs_s"]["4"] == [0.014] * 5
     assert len(data["candidates"]) == len(candidates)
     assert data["candidates"][0]["meets_target"] is True
@@ -139,24 +139,24 @@ def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times
     candidates = looked.candidates(lambda _: None)
     best = candidates[0]
     assert (best.max_batch_size, best.batch_wait_timeout_s) == (1, 0.0)
-    text = tuned_as_text(run_times, looked, candidates)
+    text = tuned_as_text(looked, candidates)
     assert "Batching does not help this handler: it processes " in text
     assert "items a second in batches, and 100 one at a time. Set max_batch_size=1" in text
     assert "If others share the device" not in text
-    assert tuned_as_data(run_times, looked, candidates)["batching_helps"] is False
+    assert tuned_as_data(looked, candidates)["batching_helps"] is False
 
 
 def test_nothing_is_told_of_batches_that_were_not_measured():
     alone = MeasuredRunTimes({1: [0.01] * 5}, 0.01, 0.0)
     looked = Search(BatchOptions(), alone, 10, 0.5, requests=100)
     candidates = looked.candidates(lambda _: None)
-    assert "Batching does not help" not in tuned_as_text(alone, looked, candidates)
-    assert tuned_as_data(alone, looked, candidates)["batching_helps"] is True
+    assert "Batching does not help" not in tuned_as_text(looked, candidates)
+    assert tuned_as_data(looked, candidates)["batching_helps"] is True
 
 
 def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too():
     looked = Search(BatchOptions(), LINEAR, 300, 0.5, requests=200)
-    text = tuned_as_text(LINEAR, looked, looked.candidates(lambda _: None))
+    text = tuned_as_text(looked, looked.candidates(lambda _: None))
     assert "3 are needed" in text
     assert "Batching does not help this handler" in text
 
@@ -184,7 +184,7 @@ def test_a_search_is_drawn_whether_it_found_something_or_not(rate, tmp_path):
     runs = MeasuredRunTimes({1: [0.011, 0.012], 4: [0.014]}, 0.01, 0.001)
     search = Search(BatchOptions(), runs, rate, 0.05, requests=50)
     path = tmp_path / "search.svg"
-    plot_tuning(runs, search, search.candidates(lambda _line: None), path)
+    plot_tuning(search, search.candidates(lambda _line: None), path)
     assert path.read_bytes().startswith(b"<?xml")
 
 

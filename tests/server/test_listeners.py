@@ -337,6 +337,14 @@ async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(
         await read_all(client)
 
 
+async def test_hosts_and_origins_are_for_the_public_address(path):
+    sent = b"POST / HTTP/1.1\r\nHost: x\r\nOrigin: http://y\r\nConnection: close\r\n\r\n"
+    config = HttpOptions(port=0, allowed_hosts=["a.test"], allowed_origins=["http://a.test"])
+    async with running(EchoApp(), config, [(Unix(path), answering_with(b"admin"))]) as live:
+        assert b" 421 " in await talk(live.urls[0], sent)
+        assert (await talk(live.urls[1], sent)).endswith(b"admin")
+
+
 async def test_a_lifespan_that_is_open_already_is_not_run():
     app = EchoApp()
     async with running(app, lifespan=False) as live:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import described
 from shoal.commands.support.arguments import add, add_json_argument, describe
 from shoal.commands.support.loading import (
@@ -228,19 +227,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
     if not inspect.isclass(loaded):
         return cast("Callable[..., Any]", loaded)
     with _complaining((*path, "init_args" if definition.init_args else "code")):
-        try:
-            signature = read_signature(loaded)
-        except ValueError:  # some classes written in C have no signature
-            signature = None
-        if signature is not None:
-            try:
-                signature.bind(*definition.init_args, **definition.keywords_of(loaded))
-            except TypeError as error:
-                raise TypeError(
-                    f"{loaded.__qualname__} can't be instantiated with "
-                    f"init_args={list(definition.init_args)} and "
-                    f"init_kwargs={dict(definition.init_kwargs)}: {error}"
-                ) from None
+        definition.check_init(loaded)
     return cast("Callable[..., Any]", call_of(loaded))
 
 

@@ -11,7 +11,7 @@ import re
 import signal
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import IO, TYPE_CHECKING, Final
 
 import anyio
@@ -81,11 +81,8 @@ def _stop(arguments: Namespace) -> int:
 
 
 async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
-    client = RemoteClient(location.url(), timeout_s=timeout_s)
-    try:
+    async with aclosing(RemoteClient(location.url(), timeout_s=timeout_s)) as client:
         await client.shutdown()
-    finally:
-        await client.aclose()
 
 
 def _has_ended(location: ServerLocation, process: int, until: float) -> bool:

@@ -32,7 +32,6 @@ from shoal.commands.support.values import (
     config_of,
     init_arguments_of,
     json_of,
-    kwargs_of,
     proportion_of,
     weights_of,
 )
@@ -298,7 +297,7 @@ def add_call_arguments(parser: ArgumentParser) -> None:
 
 def _call(arguments: Namespace) -> int:
     args = [json_of(text) for text in arguments.items]
-    kwargs = kwargs_of(arguments)
+    kwargs = config_of(arguments.kwarg)
     flags = vars(arguments)
     options = {name: flags[name] for name in HANDLE_OPTIONS if name in flags}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -21,12 +20,12 @@ from shoal.commands.support.output import CommandError, in_one_line, say, show
 from shoal.failures.exceptions import ungrouped
 from shoal.planning.batch_sizes import PAGE, BatcherFigures, explain, figures_of
 from shoal.planning.figures import duration, percent, three_digits
-from shoal.planning.recordings import RecordedBatcher
+from shoal.planning.traces import TraceReader
 from shoal.serving.names import not_there
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from anyio.abc import TaskStatus
 
@@ -47,8 +46,6 @@ _TRACE_EXAMPLE: Final = """\
 """
 
 _RECORD: Final = b'"record":"'
-_PROGRESS_S: Final = 10.0
-"""How often progress is shown."""
 
 
 def add_trace_arguments(parser: ArgumentParser) -> None:
@@ -67,13 +64,15 @@ def _trace(arguments: Namespace) -> int:
         raise CommandError(f"{path} exists; name another file with -o, or delete it")
     recorded = Recorded(path)
     try:
-        ask(arguments, lambda client: _record(client, arguments, recorded), waits_for=None)
+        ask(
+            arguments,
+            lambda client: _record(client, arguments, recorded),
+            waits_for=f"the requests of {duration(arguments.seconds)}; Ctrl-C stops sooner",
+        )
     except CommandError as error:
-        if not recorded.has_begun:
+        if recorded.file is None:
             raise
         recorded.failure = in_one_line(error)
-    finally:
-        recorded.close()
     if recorded.failure is None and not recorded.is_complete:
         recorded.failure = "the server has ended"
     if recorded.failure is not None:
@@ -86,12 +85,10 @@ class Recorded:
     """The recording so far, and its file, which is created with the first line."""
 
     def __init__(self, path: Path) -> None:
-        self.has_begun = False
+        self.path = path
+        self.file: BinaryIO | None = None
         self.failure: str | None = None  # why the recording ended early, if not by the user
-        self._path = path
-        self._file: BinaryIO | None = None
         self._last: dict[str, Any] = {}
-        self._shown_at = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -99,6 +96,7 @@ class Recorded:
 
     def add(self, line: bytes) -> None:
         """Writes a line, unless it reports progress."""
+        assert self.file is not None
         if line.find(_RECORD) >= 0:  # not a line about a request
             try:
                 note = json.loads(line)
@@ -108,41 +106,23 @@ class Recorded:
             if kind in ("progress", "end"):
                 self._last = note
             if kind == "progress":
-                self._show_progress()
                 return
-        try:
-            if self._file is None:
-                self._file = self._path.open("xb")
-                self.has_begun = True
-            self._file.write(line + b"\n")
-        except OSError as error:
-            raise CommandError(self._cant_write(error), 1) from None
+        self.file.write(line + b"\n")
 
     def interrupt(self) -> None:
-        if self._file is not None:
+        if self.file is not None:
             self._last = {**self._last, "record": "end", "why": "interrupted"}
             self.add(json.dumps(self._last, separators=(",", ":")).encode())
-
-    def close(self) -> None:
-        """Closes the file; sets `failure` if it could not be written."""
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:  # of buffered lines
-                self.failure = self.failure or self._cant_write(error)
-
-    def _cant_write(self, error: OSError) -> str:
-        return f"can't write {self._path}: {error.strerror}"
 
     def as_data(self) -> dict[str, Any]:
         names = ("at", "requests", "lost", "unfinished", "why")
         return {
-            "file": str(self._path) if self.has_begun else None,
+            "file": None if self.file is None else str(self.path),
             **{name: self._last[name] for name in names if name in self._last},
         }
 
     def as_text(self) -> str:
-        if not self.has_begun:
+        if self.file is None:
             return "nothing was recorded"
         last = self._last
         text = f"recorded {last.get('requests', 0):,} requests in {last.get('at', 0):.4g} s"
@@ -150,17 +130,7 @@ class Recorded:
             text += f"; {last['lost']:,} were left out, since there were too many in a second"
         if last.get("unfinished"):
             text += f"; {last['unfinished']:,} had not ended"
-        return f"{text}\n{self._path}"
-
-    def _show_progress(self) -> None:
-        at, requests = self._last["at"], self._last["requests"]
-        if at < self._shown_at + _PROGRESS_S:
-            return
-        self._shown_at = at
-        line = f"{at:.0f} s: {requests:,} requests"
-        if self._last["lost"]:
-            line += f", {self._last['lost']:,} left out"
-        say(line)
+        return f"{text}\n{self.path}"
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
@@ -177,8 +147,16 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                 backend=arguments.backend,
                 most_requests=arguments.max_requests,
             ) as lines:
-                async for line in lines:
-                    recorded.add(line)
+                first = await anext(lines, None)
+                if first is not None:
+                    with recorded.path.open("xb") as recorded.file:
+                        recorded.add(first)
+                        async for line in lines:
+                            recorded.add(line)
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise CommandError(f"can't write {recorded.path}: {error.strerror}", 1) from None
         finally:
             tasks.cancel_scope.cancel()
 
@@ -230,8 +208,17 @@ def _why(arguments: Namespace) -> int:
 async def _watch(client: RemoteClient, arguments: Namespace) -> dict[str, BatcherFigures]:
     tags = _backends_of(await client.status(), arguments.target)
     only = next(iter(tags)) if len(tags) == 1 else None
+    reader = TraceReader()
     async with client.recording(arguments.seconds, backend=only) as lines:
-        return _read([json.loads(line) async for line in lines], tags)
+        async for line in lines:
+            reader.add("the recording", json.loads(line))
+    if reader.ended_at is None:
+        raise CommandError("the server has ended", 1)
+    return {
+        name: figures_of(one, reader.arrivals[name], reader.ended_at)
+        for name, one in reader.batchers.items()
+        if name.partition("/")[0] in tags and one.options
+    }
 
 
 def _backends_of(status: Status, target: str | None) -> Collection[str]:
@@ -241,25 +228,6 @@ def _backends_of(status: Status, target: str | None) -> Collection[str]:
         known = {**status.endpoints, **status.backends}
         raise CommandError(not_there("endpoint or backend", target, known), 1)
     return status.endpoints[target].traffic
-
-
-def _read(rows: list[dict[str, Any]], tags: Collection[str]) -> dict[str, BatcherFigures]:
-    batchers: dict[str, RecordedBatcher] = {}
-    requests: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        kind, name = row.get("record"), row.get("batcher", "")
-        if name.partition("/")[0] not in tags:
-            continue
-        if kind == "batcher":
-            batchers.setdefault(name, RecordedBatcher(name)).describe(row)
-        elif kind == "batch":
-            batchers[name].add_batch(row)
-        elif kind is None:
-            requests[name].append(row)
-    if not rows or rows[-1].get("record") != "end":
-        raise CommandError("the server has ended", 1)
-    seconds = rows[-1]["at"]
-    return {name: figures_of(one, requests[name], seconds) for name, one in batchers.items()}
 
 
 def _as_data(name: str, figures: BatcherFigures) -> dict[str, Any]:

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections import deque
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+)
 from functools import partial
-from itertools import islice, tee
-from operator import itemgetter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.calls.mapping import MapCall
 from shoal.batching.calls.progress import reporter
 from shoal.commands.support.arguments import (
     add,
@@ -29,7 +32,7 @@ from shoal.commands.support.arguments import (
     describe,
 )
 from shoal.commands.support.batch_lines import (
-    NOT_YET,
+    BLANK,
     Input,
     ItemLines,
     LineRefused,
@@ -41,23 +44,25 @@ from shoal.commands.support.batch_lines import (
     open_rows,
     write_parquet,
 )
-from shoal.commands.support.loading import application_of, named
+from shoal.commands.support.loading import application_of, instance_of, named
 from shoal.commands.support.output import CommandError, as_mistakes, failed_code, say
 from shoal.commands.support.values import init_arguments_of, option_pairs
 from shoal.core.extras import need
 from shoal.failures.exceptions import ungrouped
-from shoal.planning.tuning import NotMeasured, instance_of, opened
+from shoal.planning.tuning import opened
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio import CancelScope
 
     from shoal.batching.batcher import Batcher
+    from shoal.batching.calls.window import MapPlan
 
-    # Opens the batcher whose items are the lines.
-    Opening = AbstractAsyncContextManager[Batcher[Any]]
+    # Opens what is called: what lines mean, and how their items are called.
+    Form = ItemLines | OpenAiLines
+    Opening = AbstractAsyncContextManager[tuple[Form, MapPlan]]
 
 _DESCRIPTION: Final = """\
 Call a handler with each line of a file, in batches, and write a line for each result, in the order
@@ -76,9 +81,6 @@ _EXAMPLE: Final = """\
 """
 
 _PARQUET: Final = ".parquet"
-_REQUESTS_AT_ONCE: Final = 64
-# How many refused lines may wait for their places.
-_MOST_REFUSED: Final = 1024
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -115,13 +117,13 @@ def run(arguments: Namespace) -> int:
         if is_table or arguments.input.suffix == _PARQUET:
             need("a Parquet file", "pyarrow", "parquet")
         need("shoal run-batch", "pydantic", "serve")
-        opening, is_app = _target(arguments)
-        source = _source(arguments, is_app)
+        opening = _target(arguments)
+        source = _source(arguments)
     with (
         source as lines,
         closing(ResultFiles(journal, errors, overwrite=arguments.overwrite)) as results,
     ):
-        job = _Job(arguments, lines, results, is_app=is_app)
+        job = _Job(arguments, lines, results)
         if job.left != 0:
             anyio.run(job.run, opening, backend=arguments.event_loop)
         job.tell(output)
@@ -143,95 +145,88 @@ def _check_paths(source: Path, *written: Path) -> None:
         raise CommandError(f"{source} would be overwritten: name another file for the output")
 
 
-def _source(arguments: Namespace, is_app: bool) -> AbstractContextManager[Input]:
-    if arguments.input.suffix != _PARQUET:
-        if arguments.column is not None:
-            raise CommandError("--column is for a Parquet file")
-        return open_lines(arguments.input)
-    if is_app:
-        raise CommandError("requests to an application are JSON lines")
-    return open_rows(arguments.input, arguments.column)
+def _source(arguments: Namespace) -> AbstractContextManager[Input]:
+    if arguments.input.suffix == _PARQUET:
+        return open_rows(arguments.input, arguments.column)
+    if arguments.column is not None:
+        raise CommandError("--column is for a Parquet file")
+    return open_lines(arguments.input, arguments.limit)
 
 
-def _target(arguments: Namespace) -> tuple[Opening, bool]:
-    """Returns what opens the handler or the application, and whether it is the latter."""
+def _target(arguments: Namespace) -> Opening:
     args, kwargs = init_arguments_of(arguments)
     options = option_pairs(arguments.option)
     is_file = arguments.handler.endswith((".toml", ".py"))
     found = (application_of if is_file else partial(named, example="my_module:embed"))(
         arguments.handler
     )
-    if _is_application(found):
-        if args or kwargs or options:
-            raise CommandError("an application has its own options")
-        need("run-batch of an application", "httpx", "client")
-        return open_app(found, arguments.window or _REQUESTS_AT_ONCE), True
-    try:
-        return opened(instance_of(found, args, kwargs), **options), False
-    except NotMeasured as failure:
-        raise failed_code(str(failure), failure.__cause__ or failure) from None
+    are_values = arguments.input.suffix == _PARQUET
+    if not _is_application(found):
+        opening = opened(instance_of(found, args, kwargs), **options)
+        return _open_handler(opening, arguments.handler, are_values)
+    if args or kwargs or options:
+        raise CommandError("an application has its own options")
+    if are_values:
+        raise CommandError("requests to an application are JSON lines")
+    need("run-batch of an application", "httpx", "client")
+    return open_app(found)
+
+
+@asynccontextmanager
+async def _open_handler(
+    opening: AbstractAsyncContextManager[Batcher[Any]], name: str, are_values: bool
+) -> AsyncGenerator[tuple[Form, MapPlan]]:
+    async with opening as batcher:
+        if batcher.streams:
+            raise CommandError(f"{name} answers with streams, not with results")
+        with as_mistakes():
+            form = ItemLines(batcher.signature, are_values=are_values)
+        yield form, batcher.find().map_plan(None, as_completed=False)
 
 
 def _is_application(found: object) -> bool:
-    # An application's module has imported what it is made of.
-    kinds = (("shoal.http.app.app", "App"), ("starlette.applications", "Starlette"))
-    modules = [(sys.modules[module], kind) for module, kind in kinds if module in sys.modules]
-    classes = tuple(getattr(module, kind) for module, kind in modules)
-    if not classes or isinstance(found, classes):
-        return bool(classes)
-    wrapped = getattr(found, "app", None)  # as middleware has it
-    return wrapped is not None and _is_application(wrapped)
+    from starlette.applications import Starlette
+
+    from shoal.http.app.app import App
+    from shoal.http.app.middleware import within
+
+    return within(found, App) is not None or within(found, Starlette) is not None
 
 
-class _Items:
-    """The items of the next lines; lines that are none wait in `refused` for their places."""
+async def _call_lines(
+    form: Form, call_all: Callable[..., Awaitable[list[Any]]], lines: list[Any]
+) -> list[Any]:
+    """Calls the items of lines; returns a `LineRefused` in the place of a line that is none."""
+    outcomes = [_item_of(form, line) for line in lines]
+    places = [place for place, one in enumerate(outcomes) if not isinstance(one, LineRefused)]
+    if places:
+        items = [outcomes[place] for place in places]
+        columns = zip(*items, strict=True) if form.are_tuples else (items,)
+        for place, outcome in zip(places, await call_all(*columns), strict=True):
+            outcomes[place] = outcome
+    return outcomes
 
-    def __init__(self, source: Input, item: Callable[[Any], Any], last: int | None) -> None:
-        self.refused: deque[tuple[int, LineRefused | None]] = deque()
-        self.is_ended = False
-        self.number = 0
-        self._lines = source.lines
-        self._item = item
-        self._last = last
 
-    def skip(self, most: int) -> None:
-        self.number = sum(1 for _ in islice(self._lines, most))
-
-    def __iter__(self) -> Iterator[Any]:
-        # It pauses where lines are not there yet, and where too many wait for their places.
-        while len(self.refused) < _MOST_REFUSED and self.number != self._last:
-            line = next(self._lines, self)
-            if line is self:
-                break
-            if line is NOT_YET:
-                return
-            self.number += 1
-            if isinstance(line, bytes):
-                line = line.strip()
-                if not line:
-                    self.refused.append((self.number, None))
-                    continue
-            try:
-                item = self._item(line)
-            except LineRefused as refused:
-                self.refused.append((self.number, refused))
-            else:
-                yield item
-        self.is_ended = len(self.refused) < _MOST_REFUSED
+def _item_of(form: Form, line: Any) -> Any:
+    if isinstance(line, bytes):
+        line = line.strip()
+        if not line:
+            return BLANK
+    try:
+        return form.item(line)
+    except LineRefused as refused:
+        return refused
 
 
 class _Job:
     """The lines of one run: read, called, and written in their order."""
 
-    def __init__(
-        self, arguments: Namespace, source: Input, results: ResultFiles, *, is_app: bool
-    ) -> None:
+    def __init__(self, arguments: Namespace, source: Input, results: ResultFiles) -> None:
         self.stopped_by: int | None = None
         self.is_complete = False
         self._arguments = arguments
         self._source = source
         self._results = results
-        self._is_app = is_app
         self._first = results.done
         self._began_at = time.monotonic()
         self._has_shown_error = False
@@ -249,14 +244,14 @@ class _Job:
             say(f"{path}: dropped the last line, which was not written to its end")
         if done == 0:
             return
-        if self._source.pipe is not None:
+        if self._source.total is None:
             raise CommandError(f"{path} has results, and a pipe begins again: give --overwrite")
-        if self._last is not None and self._last < done:
+        if self._source.total < done:
             raise CommandError(
-                f"{path} has {done:,} lines, and {self._arguments.input} only {self._last:,}: it "
-                "is the output of another input; --overwrite drops it"
+                f"{path} has {done:,} lines, and {self._arguments.input} only "
+                f"{self._source.total:,}: it is the output of another input; --overwrite drops it"
             )
-        if self._last != done:
+        if self._source.total != done:
             say(f"{path} has {done:,} lines: going on with line {done + 1:,}")
 
     async def run(self, opening: Opening) -> None:
@@ -265,8 +260,8 @@ class _Job:
                 try:
                     with anyio.CancelScope() as scope:
                         tasks.start_soon(self._watch_signals, scope)
-                        async with opening as batcher:
-                            await self._work(batcher)
+                        async with opening as (form, plan):
+                            await self._work(form, plan)
                 finally:
                     tasks.cancel_scope.cancel()
         except CommandError:
@@ -283,67 +278,38 @@ class _Job:
                 say("stopping; once more to stop at once")
                 scope.cancel()
 
-    async def _work(self, batcher: Batcher[Any]) -> None:
-        if batcher.streams:
-            raise CommandError(f"{self._arguments.handler} answers with streams, not with results")
-        with as_mistakes():
-            if self._is_app:
-                form: OpenAiLines | ItemLines = OpenAiLines()
-            else:
-                are_values = self._arguments.input.suffix == _PARQUET
-                form = ItemLines(batcher.signature, are_values=are_values)
-        items = _Items(self._source, form.item, self._last)
-        items.skip(self._first)
-        size = len(batcher.signature.parameters)
-        window = self._arguments.window
-        if window is None and self._is_app:
-            window = _REQUESTS_AT_ONCE
+    async def _work(self, form: Form, plan: MapPlan) -> None:
+        lines: Any = self._source.lines
+        if self._source.total is not None:
+            lines = islice(lines, self._first, self._last)
         # Results that were taken since the last write: no more than the window has.
         landed: list[Any] = []
 
         def write(*_: object) -> None:
             """Writes the results that are there, whenever no more are."""
             for outcome in landed:
-                if items.refused:
-                    self._add_refused(items, form)
                 self._add(form, outcome)
             landed.clear()
             self._results.flush()
             self._report(self._results.done - self._first, False)
 
+        window = self._arguments.window
+        outcomes = MapCall[Any](
+            (lines,),
+            {"window": window, "return_exceptions": True, "progress": write},
+            lambda _: plan._replace(call_all=partial(_call_lines, form, plan.call_all)),
+        )
         try:
-            while not items.is_ended:
-                columns: list[Iterable[Any]] = [items]
-                if size > 1:
-                    each = tee(items, size)
-                    columns = [map(itemgetter(nth), one) for nth, one in enumerate(each)]
-                outcomes = batcher.call.map(
-                    *columns, window=window, return_exceptions=True, progress=write
-                )
-                async for outcome in outcomes:
-                    landed.append(outcome)  # noqa: PERF401 - `write` reads it during the loop
-                write()
-                self._add_refused(items, form)
-                write()
-                if self._source.pipe is not None and not items.is_ended:
-                    await anyio.wait_readable(self._source.pipe)
+            async for outcome in outcomes:
+                landed.append(outcome)  # noqa: PERF401 - `write` reads it during the loop
         finally:
             write()
             self._report(self._results.done - self._first, True)
-        total = self._source.total
-        self.is_complete = items.is_ended if total is None else self._results.done == total
+        self.is_complete = self._source.total in (None, self._results.done)
 
-    def _add_refused(self, items: _Items, form: OpenAiLines | ItemLines) -> None:
-        while items.refused and items.refused[0][0] == self._results.done + 1:
-            refused = items.refused.popleft()[1]
-            if refused is None:
-                self._results.add(b"")
-            else:
-                self._add(form, refused)
-
-    def _add(self, form: OpenAiLines | ItemLines, outcome: Any) -> None:
+    def _add(self, form: Form, outcome: Any) -> None:
         number = self._results.done + 1
-        line, error = form.written(number, outcome)
+        line, error = (b"", None) if outcome is BLANK else form.written(number, outcome)
         self._results.add(line, error)
         if error is not None and not self._has_shown_error:
             self._has_shown_error = True

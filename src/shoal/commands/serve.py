@@ -9,9 +9,7 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import anyio
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import ServerLocation, already_running, being_server
 from shoal.commands.server.options import add_server_options, process_options, server_options
@@ -33,7 +31,7 @@ from shoal.server.config import address_of
 from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from starlette.types import ASGIApp
 
@@ -77,9 +75,7 @@ def _run(arguments: Namespace) -> int:
     if arguments.reload_dir:
         raise CommandError("--reload-dir needs --reload")
     passed = _passed(arguments)
-    app = _imported(arguments)
-    options = _at(passed, server_options(arguments, server_settings(app)))
-    return _process(arguments, app, options, passed=passed).to_its_end()
+    return _process(arguments, _imported(arguments), passed).to_its_end()
 
 
 def _imported(arguments: Namespace) -> ASGIApp:
@@ -106,11 +102,9 @@ def _reload(arguments: Namespace) -> int:
 def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
     app = _imported(arguments)
     import_code(app)
-    options = server_options(arguments, server_settings(app))
-    if not turn.wait():
-        return 0
     passed = PassedSockets(tuple(map(Inherited, listening)))
-    return _process(arguments, app, _at(passed, options), turn.wait_over, passed).to_its_end()
+    process = _process(arguments, app, passed, wait_over=turn.wait_over)
+    return process.to_its_end() if turn.wait() else 0
 
 
 def _passed(arguments: Namespace) -> PassedSockets:
@@ -136,21 +130,18 @@ def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
 
 
 def _process(
-    arguments: Namespace,
-    app: ASGIApp,
-    options: HttpOptions,
-    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever,
-    passed: PassedSockets = NO_SOCKETS,
+    arguments: Namespace, app: ASGIApp, passed: PassedSockets = NO_SOCKETS, **more: Any
 ) -> ServerProcess:
+    settings = server_settings(app)
     return ServerProcess(
         app=app,
-        spec=arguments.application,
-        options=options,
-        wait_over=wait_over,
+        spec=arguments.application or arguments.name,
+        options=_at(passed, server_options(arguments, settings)),
         passed=passed,
         # Clients of a socket that systemd holds wait, as they did before this process started.
         answers_early=not passed.public,
-        **process_options(arguments, server_settings(app)),
+        **process_options(arguments, settings),
+        **more,
     )
 
 
@@ -201,13 +192,7 @@ def _serve_named(arguments: Namespace, location: ServerLocation) -> int:
             with open(arguments.ready_fd, "w", encoding="utf-8") as pipe:
                 pipe.write(f"{url}\n")
 
-    return ServerProcess(
-        app=app,
-        spec=spec or location.name,
-        options=server_options(arguments, server_settings(app)),
-        started=started,
-        **process_options(arguments, server_settings(app)),
-    ).to_its_end()
+    return _process(arguments, app, started=started).to_its_end()
 
 
 def _start_detached(location: ServerLocation, argv: Sequence[str]) -> dict[str, str | int]:

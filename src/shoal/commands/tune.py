@@ -28,7 +28,7 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0,
 )
-from shoal.commands.support.loading import named
+from shoal.commands.support.loading import instance_of, named
 from shoal.commands.support.output import (
     CommandError,
     as_mistakes,
@@ -45,7 +45,6 @@ from shoal.planning.tuning import (
     Candidate,
     NotMeasured,
     Search,
-    instance_of,
     least_busy,
     measure,
     opened,
@@ -63,15 +62,13 @@ if TYPE_CHECKING:
 _SHOWN: Final = 10
 
 
-def tuned_as_text(
-    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
-) -> str:
-    parts = [_run_times(measured)]
+def tuned_as_text(search: Search, candidates: Sequence[Candidate]) -> str:
+    parts = [_run_times(search.run_times)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
     asked = f"{search.rate:,g} requests a second, 99% of them within {duration(search.p99_s)}"
     if not fitting:
         parts.append(f"{asked}: none of {len(candidates)} pairs of options meets this target.")
-        parts.append(_why_not(measured, search, candidates[0]))
+        parts.append(_why_not(search, candidates[0]))
         parts += _without_batches(search)
         return "\n\n".join(parts)
     parts.append(
@@ -89,9 +86,8 @@ def tuned_as_text(
     return "\n\n".join(parts)
 
 
-def tuned_as_data(
-    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate]
-) -> dict[str, Any]:
+def tuned_as_data(search: Search, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    measured = search.run_times
     return {
         "rate": search.rate,
         "p99_target_s": search.p99_s,
@@ -149,12 +145,12 @@ def _without_batches(search: Search) -> list[str]:
     return [f"Batching does not help this handler: it processes {times}. Set max_batch_size=1."]
 
 
-def _why_not(measured: MeasuredRunTimes, search: Search, nearest: Candidate) -> str:
+def _why_not(search: Search, nearest: Candidate) -> str:
     """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
-    alone_s = median(measured.runs_s[1])
+    alone_s = median(search.run_times.runs_s[1])
     if alone_s > search.p99_s:
         return f"The handler takes {duration(alone_s)} for an item, which no option can shorten."
-    most = search.most(max(measured.runs_s))
+    most = search.most(max(search.run_times.runs_s))
     if most < search.rate:
         needed = math.ceil(search.rate / most)
         return f"It processes at most {three_digits(most)} items a second: {needed} are needed."
@@ -218,9 +214,7 @@ def run(arguments: Namespace) -> int:
                 measuring = partial(_measured, handler, arguments)
                 measured, options = anyio.run(measuring, backend=arguments.event_loop)
         except NotMeasured as failure:
-            if failure.__cause__ is None:
-                raise CommandError(str(failure), 1) from None
-            raise failed_code(str(failure), failure.__cause__) from None
+            raise failed_code(str(failure), failure.__cause__ or failure) from None
         except BaseExceptionGroup as group:
             if group.subgroup(KeyboardInterrupt) is None:
                 raise
@@ -230,10 +224,9 @@ def run(arguments: Namespace) -> int:
             options.changed(pairs), measured, arguments.rate, arguments.p99, arguments.requests
         )
         candidates = search.candidates(say)
-    data = tuned_as_data(measured, search, candidates)
-    show(arguments, data, tuned_as_text(measured, search, candidates))
+    show(arguments, tuned_as_data(search, candidates), tuned_as_text(search, candidates))
     if arguments.plot is not None:
-        save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
+        save_plot(partial(plot_tuning, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
 
 

@@ -42,7 +42,7 @@ from shoal.core.simulation_results import (
 from shoal.errors import ItemTooLarge, NoSuchModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from shoal.core.options.options import BatchOptions
 
@@ -130,24 +130,21 @@ class SimulatedBatcher:
             self._arrive(at, arrival)
         self._run_out(latest)
 
-    def serve_callers(self, loop: ClosedLoop) -> None:
+    def calls_of(self, loop: ClosedLoop) -> Iterator[float]:
+        """Yields when callers call again; it goes on until the next call is known."""
         thinks = loop.sampler()
         coming = [thinks() for _ in range(loop.callers)]
         heapq.heapify(coming)
         self._call_again = lambda now: heapq.heappush(coming, now + thinks())
-        self._next_at = latest = coming[0]
         while True:
             at = coming[0] if coming else _NEVER
             if self._next_at < at:
                 self._step()
             elif at < loop.duration_s:
-                heapq.heappop(coming)
-                self._arrive(at, at)
-                latest = at
+                yield heapq.heappop(coming)
             else:
                 break
         self._call_again = _stay_away
-        self._run_out(latest)
 
     def _arrive(self, at: float, arrival: float | Arrival) -> None:
         request = Request()
@@ -392,10 +389,7 @@ def simulate(
     if replicas is not None:
         whole("replicas", replicas, least=1)
     batcher = SimulatedBatcher(options, run_time, replicas, load_s)
-    if isinstance(trace, ClosedLoop):
-        batcher.serve_callers(trace)
-    else:
-        batcher.serve(trace)
+    batcher.serve(batcher.calls_of(trace) if isinstance(trace, ClosedLoop) else trace)
     arrived_at = batcher.arrived_at
     return Simulation(
         options,

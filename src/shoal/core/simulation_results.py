@@ -15,9 +15,15 @@ from shoal.core.options.option import whole
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.core.options.options import BatchOptions
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Returns a percentile of ascending values, by nearest rank; NaN of none."""
+    place = max(0, math.ceil(len(ordered) * percent / 100) - 1)
+    return ordered[place] if ordered else math.nan
 
 
 class Arrival(NamedTuple):
@@ -181,10 +187,7 @@ class Simulation:
         Returns:
             The latency in seconds; NaN if no request was answered.
         """
-        answered = sorted(latency for latency in self.latency_s if latency == latency)
-        if not answered:
-            return math.nan
-        return answered[max(0, math.ceil(len(answered) * percent / 100) - 1)]
+        return percentile(sorted(one for one in self.latency_s if one == one), percent)
 
     def waits_s(self) -> array[float]:
         """Returns each request's time in the queue, in seconds; NaN if it was never dispatched."""

@@ -184,8 +184,6 @@ class RemoteFrontEnd:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    # Messages of the front end.
-
     def _take(self, messages: Sequence[PassedMessage]) -> None:
         calls = self._calls
         for name, id_, content in messages:
@@ -230,6 +228,8 @@ class FrontEnds:
     # Called if no front end can serve any more, or one fails to start before the server has
     # served, unless it was killed.
     failed: Callable[[], object]
+    is_for_each_address: ClassVar = False
+    lost: ClassVar = 0
 
     def __post_init__(self) -> None:
         self.connections = FrontEndConnections(self.shared.options.max_connections)

@@ -72,7 +72,9 @@ class ShoalCollector(Collector):
     gpus: Mapping[str, GpuStatus] = field(default_factory=dict[str, Any])  # by name
 
     def collect(self) -> Iterator[Metric]:
-        yield self._request_times()
+        times = [((*where,), snapshot) for one in self.times() for *where, snapshot in one]
+        help_ = "From a request to the end of its answer."
+        yield _histogram("request_seconds", help_, ("endpoint", "protocol", "outcome"), times)
         yield from self._of_batchers()
         streams = [((name,), times) for name, times in self.streams.items()]
         for name, help_, of_stream in _STREAM_HISTOGRAMS:
@@ -85,17 +87,6 @@ class ShoalCollector(Collector):
         yield from _of_gpus(self.gpus)
         pids = [one.pids() for one in self.listeners.values()]
         yield from _of_workers({number: pid for one in pids for number, pid in one.items()})
-
-    def _request_times(self) -> Metric:
-        family = HistogramMetricFamily(
-            "shoal_request_seconds",
-            "From a request to the end of its answer.",
-            labels=("endpoint", "protocol", "outcome"),
-        )
-        for times in self.times():
-            for endpoint, protocol, outcome, snapshot in times:
-                _add(family, (endpoint, protocol, outcome), snapshot)
-        return family
 
     def _of_batchers(self) -> Iterator[Metric]:
         labels = ("backend", "method")
@@ -198,14 +189,10 @@ def _histogram(
 ) -> Metric:
     family = HistogramMetricFamily(f"shoal_{name}", help_, labels=labels)
     for where, histogram in found:
-        _add(family, where, histogram)
+        bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+        buckets = zip(bounds, accumulate(histogram.counts), strict=True)
+        family.add_metric(where, [*buckets], histogram.sum)
     return family
-
-
-def _add(family: HistogramMetricFamily, where: Sequence[str], histogram: HistogramSnapshot) -> None:
-    bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
-    buckets = zip(bounds, accumulate(histogram.counts), strict=True)
-    family.add_metric(where, [*buckets], histogram.sum)
 
 
 _OF_BATCHERS: Final[Rows[BatcherStatistics]] = (

@@ -15,8 +15,9 @@ from shoal.core.request import DispatchReason
 from shoal.planning.figures import duration, percent, three_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from shoal.core.simulation_results import Arrival
     from shoal.planning.recordings import RecordedBatcher
 
 PAGE: Final = "Why are my batches small?"
@@ -35,20 +36,22 @@ _BUSY: Final = 0.8
 # How much larger the batches of one slot must be to advise it.
 _LARGER: Final = 1.5
 
-# The option that divides requests, by the column of a recording with the key of each request.
-_DIVIDING: Final[Mapping[str, str]] = {
-    "bucket": "bucket_by",
-    "model": "models",
-    "shard_key": "sticky_load_factor",
-    "priority": "priority_mixing",
+# The options that divide requests, with the key of each request.
+_DIVIDING: Final[Mapping[str, Callable[[Arrival], Any]]] = {
+    "bucket_by": lambda one: one.item and one.item.bucket,
+    "models": lambda one: one.model,
+    "sticky_load_factor": lambda one: one.shard_key,
+    "priority_mixing": lambda one: one.priority,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatcherFigures:
     seconds: float
-    options: Mapping[str, Any]  # in force, without functions; slots are those of all replicas
-    functions: Sequence[str] = ()  # the options that are functions
+    options: Mapping[str, Any]  # in force, without functions
+    most: int  # requests in a batch
+    slots: int | None  # of all replicas; None for any number
+    has_costs: bool = False
     is_open: bool = False
     requests: int = 0
     reasons: Mapping[DispatchReason, int]
@@ -68,11 +71,6 @@ class BatcherFigures:
         return sum(self.reasons.values())
 
     @property
-    def most(self) -> int:
-        most: int = self.options["max_batch_size"]
-        return most
-
-    @property
     def rate(self) -> float:
         # A recording may leave out requests of a busy second, but no batches.
         return self.batches * self.mean_size / self.seconds
@@ -81,10 +79,6 @@ class BatcherFigures:
     def busy(self) -> float:
         # The mean number of batches at once.
         return self.batches * self.mean_run_s / self.seconds
-
-    @property
-    def has_costs(self) -> bool:
-        return "batch_size_fn" in self.functions
 
     @property
     def most_load(self) -> float:
@@ -99,11 +93,6 @@ class BatcherFigures:
         is_full = self.share(DispatchReason.FULL) >= _MOSTLY
         return 1.0 if is_full else self.mean_load / self.most_load
 
-    @property
-    def slots(self) -> int | None:
-        slots: int | None = self.options.get("max_concurrent_batches")
-        return slots
-
     def share(self, *reasons: DispatchReason) -> float:
         return sum(self.reasons.get(reason, 0) for reason in reasons) / self.batches
 
@@ -115,16 +104,18 @@ class BatcherFigures:
 
 
 def figures_of(
-    batcher: RecordedBatcher, requests: Sequence[Mapping[str, Any]], seconds: float
+    batcher: RecordedBatcher, requests: Sequence[Arrival], seconds: float
 ) -> BatcherFigures:
     batches = batcher.batches
     count = max(1, len(batches))
-    at_server, peak = _concurrency(requests, seconds)
+    at_server, peak = _concurrency(batcher.stays, seconds)
     times = batcher.run_times()
     return BatcherFigures(
         seconds=seconds,
         options=batcher.options,
-        functions=batcher.functions,
+        most=batcher.options["max_batch_size"],
+        slots=batcher.options.get("max_concurrent_batches"),
+        has_costs="batch_size_fn" in batcher.functions,
         is_open=batcher.is_open,
         requests=len(requests),
         reasons=Counter(batch.reason for batch in batches),
@@ -135,23 +126,17 @@ def figures_of(
         at_server=at_server,
         peak=peak,
         keys={
-            option: len({row.get(column) for row in requests})
-            for column, option in _DIVIDING.items()
+            option: len({key_of(one) for one in requests}) for option, key_of in _DIVIDING.items()
         },
     )
 
 
-def _concurrency(requests: Iterable[Mapping[str, Any]], seconds: float) -> tuple[float, int]:
-    changes: list[tuple[float, int]] = []
-    total_s = 0.0
-    for row in requests:
-        took_s = row.get("took_s", row.get("left_s", 0.0))
-        if not row["at"]:
-            # It arrived before the recording, at an unknown time, and would seem to end late.
-            continue
-        total_s += took_s
-        # The times are rounded, so that a caller's next call may seem to begin before the end.
-        changes += [(row["at"] + 2e-6, 1), (row["at"] + took_s, -1)]
+def _concurrency(stays: Iterable[tuple[float, float]], seconds: float) -> tuple[float, int]:
+    # Requests that arrived before the recording, at an unknown time, would seem to end late.
+    known = [(at, took_s) for at, took_s in stays if at]
+    total_s = sum(took_s for _, took_s in known)
+    # The times are rounded, so that a caller's next call may seem to begin before the end.
+    changes = [*((at + 2e-6, 1) for at, _ in known), *((at + took_s, -1) for at, took_s in known)]
     at_once = accumulate(change for _, change in sorted(changes))
     return total_s / seconds, max(at_once, default=0)
 

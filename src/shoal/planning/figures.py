@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.extras import needing
+from shoal.core.simulation_results import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +22,6 @@ _MOMENTS: Final = 60
 _BARS: Final = 40
 _SHARES: Final = (50, 99)
 _PERCENTILES: Final = (50, 90, 99, 99.9)
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Returns a percentile of ascending values, by nearest rank; NaN of none."""
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1] if ordered else math.nan
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -56,6 +52,8 @@ def three_digits(number: float) -> str:
 
 
 def percent(share: float) -> str:
+    if math.isnan(share):
+        return "-"
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.1%}"
 
 

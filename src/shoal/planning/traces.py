@@ -78,7 +78,7 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
         ValueError: The file can't be read, and the message names the line; or it has no requests
             for that batcher.
     """
-    reading = _Reading()
+    reading = TraceReader()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             opening: list[str] = []  # up to the first line that is not blank
@@ -98,12 +98,15 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
     return reading.recording(path, batcher)
 
 
-class _Reading:
+class TraceReader:
+    """Reads the lines of a trace, from a file or as a server sends them."""
+
     def __init__(self) -> None:
+        self.arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)  # by batcher
+        self.batchers: dict[str, RecordedBatcher] = {}
+        self.ended_at: float | None = None  # the length of a whole recording
         self._is_recorded = False
-        self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
         self._columns: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self._batchers: dict[str, RecordedBatcher] = {}
         self._lost = self._unfinished = 0
 
     def add(self, where: str, row: dict[str, Any]) -> None:
@@ -129,15 +132,17 @@ class _Reading:
 
     def _add_recorded(self, kind: Any, where: str, row: dict[str, Any]) -> None:
         if kind == "end":
+            self.ended_at = at_least_0(row.get("at", 0))
             self._lost = int(row.get("lost", 0))
             self._unfinished = int(row.get("unfinished", 0))
+        if kind in ("end", "progress"):
             return
         name = row["batcher"]
         if not isinstance(name, str):
             raise TypeError
-        known = self._batchers.get(name)
+        known = self.batchers.get(name)
         if known is None:
-            known = self._batchers[name] = RecordedBatcher(name)
+            known = self.batchers[name] = RecordedBatcher(name)
         if kind == "batcher":
             known.describe(row)
         elif kind == "batch":
@@ -150,11 +155,11 @@ class _Reading:
             self._add_request(name, where, row)
 
     def _add_request(self, name: str, where: str, row: dict[str, Any]) -> None:
-        self._arrivals[name].append(_arrival(where, row))
+        self.arrivals[name].append(_arrival(where, row))
         self._columns[name] |= dict.fromkeys(row)
 
     def recording(self, path: Path, batcher: str | None) -> Recording:
-        requests = self._arrivals
+        requests = self.arrivals
         if not requests:
             raise ValueError(f"{path} has no requests")
         name = max(requests, key=lambda one: len(requests[one]))
@@ -172,7 +177,7 @@ class _Reading:
             [one._replace(at=one.at - first_at) for one in arrivals],
             frozenset(columns.keys() & COLUMNS.keys()),
             tuple(one for one in columns if one not in known),
-            self._batchers.get(name),
+            self.batchers.get(name),
             tuple(one for one in requests if one != name),
             self._lost,
             self._unfinished,

@@ -31,16 +31,16 @@ import anyio
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.decorator.decorator import open_batchers
-from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import takes_lists
 from shoal.core.options.options import BatchOptions
 from shoal.core.simulation import simulate
-from shoal.planning.figures import duration, new_figure, percentile, tidy
+from shoal.core.simulation_results import percentile
+from shoal.planning.figures import duration, new_figure, tidy
 from shoal.planning.recordings import MeasuredRunTimes, measured_run_times
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
 
     from shoal.core.simulation_results import Simulation
@@ -55,33 +55,7 @@ _PLAIN: Final[dict[str, Any]] = {
 
 
 class NotMeasured(Exception):
-    """A handler could not be measured; the error of its code, if there is one, is the cause."""
-
-
-def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns an instance if the handler is a class, else the handler itself."""
-    if not inspect.isclass(handler):
-        if args or kwargs:
-            raise TypeError("arguments are only for a class, and the handler is not one")
-        return handler
-    if "__call__" not in dir(handler):
-        raise TypeError(
-            f"the class {handler.__qualname__} has no __call__ to measure; name a class that has "
-            "one, or a function"
-        )
-    try:
-        read_signature(handler).bind(*args, **kwargs)
-    except ValueError:
-        pass  # no signature is available, as for some classes written in C
-    except TypeError as error:
-        raise TypeError(
-            f"{handler.__qualname__} can't be instantiated: {error}; give its arguments by "
-            "--arg VALUE and --kwarg KEY=VALUE"
-        ) from None
-    try:
-        return handler(*args, **kwargs)
-    except Exception as error:
-        raise NotMeasured(f"{handler.__qualname__} could not be instantiated") from error
+    """A handler could not be measured; the error of its code is the cause."""
 
 
 def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[Any]]:
@@ -142,7 +116,7 @@ async def measure(
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     if batcher.fill != "closed":
-        raise NotMeasured(
+        raise ValueError(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
             "no run time of a batch"
         )
@@ -326,13 +300,11 @@ def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
     return percentile(times, percent)
 
 
-def plot_tuning(
-    measured: MeasuredRunTimes, search: Search, candidates: Sequence[Candidate], path: Path
-) -> None:
+def plot_tuning(search: Search, candidates: Sequence[Candidate], path: Path) -> None:
     """Draws the run times with their fit, and the p99 of all candidates with the target."""
     figure = new_figure(11)
     times, found = figure.subplots(1, 2)
-    _draw_run_times(times, measured)
+    _draw_run_times(times, search.run_times)
     _draw_candidates(found, search, candidates)
     figure.savefig(path, dpi=110)
 

@@ -85,18 +85,21 @@ class ServerRun:
 
 
 class FrontEndListener(Protocol):
-    """A listener whose clients are accepted by worker processes."""
+    """A listener whose clients are accepted by worker processes, or by another server."""
 
+    is_for_each_address: bool  # or for the first address of the application only
     shared: Shared
     url: str
     failure: str | None  # why no worker can serve any more
+    lost: int  # calls that it has cancelled, and that were not cut off
     ended: anyio.Event  # set when all workers have ended, after a drain
 
+    @property
     @property
     def started(self) -> Callable[[str], object]: ...  # called with the URL
 
     @property
-    def connections(self) -> CountedConnections: ...
+    def connections(self) -> CountedConnections | None: ...
 
     async def run(self) -> None:
         """Keeps the workers running until the server drains and they have ended."""

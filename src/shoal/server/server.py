@@ -94,8 +94,8 @@ async def serve(
         load_later: Loads modules that only later requests need, in a thread once clients can
             connect.
         accepts_at_once: How many clients are accepted in one pass of the event loop.
-        front_ends: Makes the listener whose worker processes speak HTTP at the address of the
-            options; None to speak HTTP in this process.
+        front_ends: Makes the listener whose worker processes, or whose other server, speaks HTTP at
+            the address of the options; None to speak HTTP here.
         counts: Counts the connections to the application; None for a new one.
         tls: The TLS configuration; None to make it from the certificate of the options, if any.
         answers_early: Whether the application answers requests while its lifespan starts.
@@ -227,7 +227,7 @@ class _Server:
 
     def __post_init__(self) -> None:
         self._is_listening = False
-        self._front_ends: FrontEndListener | None = None
+        self._front_ends: list[FrontEndListener] = []
         self._to_open: list[tuple[AppListener, LimitedListener]] = []
         self._listeners: list[_OpenListener | FrontEndListener] = []
         self._until_shutdown = anyio.CancelScope()
@@ -255,8 +255,8 @@ class _Server:
             async with anyio.create_task_group() as connections:
                 for listener, bound in self._to_open:
                     self._listeners.append(self._opened(listener, bound, connections))
-                if self._front_ends is not None:
-                    tasks.start_soon(self._front_ends.run)
+                for front_end in self._front_ends:
+                    tasks.start_soon(front_end.run)
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
                     async with anyio.create_task_group() as accepting:
@@ -267,16 +267,17 @@ class _Server:
                     for opened in self._listeners:
                         opened.drain()
                     await self._wait_closed()
-            if self._front_ends is not None and self._is_listening:
-                await self._front_ends.ended.wait()
+            for front_end in self._front_ends if self._is_listening else ():
+                await front_end.ended.wait()
             self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self.options.graceful_timeout_s)
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
-        failure = None if self._front_ends is None else self._front_ends.failure
+        failure = next((one.failure for one in self._front_ends if one.failure is not None), None)
         if failure is not None and not self._outcome.is_up:
             raise WorkersFailed(failure)
+        self._outcome.cut += self._lost()
         drained = self._outcome.drained(self._finished())
         return drained if failure is None else replace(drained, failure=failure)
 
@@ -284,8 +285,12 @@ class _Server:
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
     ) -> _OpenListener | FrontEndListener:
         tls = self.tls if listener.may_have_tls else None
-        guard = RequestGuard(self.options, bound.bound_socket.socket.getsockname())
         is_main = listener.app is self._to_open[0][0].app
+        options, name = self.options, bound.bound_socket.socket.getsockname()
+        if not is_main and isinstance(name, (str, bytes)):
+            # The names are those of the public address; a page can't use the operator's socket.
+            options = replace(options, allowed_hosts=(), allowed_origins=())
+        guard = RequestGuard(options, name)
         shared = Shared(
             listener.app,
             self.options,
@@ -301,11 +306,14 @@ class _Server:
         )
         started = listener.started
         url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
-        # Further addresses of the application are served by this process.
-        if is_main and self.to_start is not None and self._front_ends is None:
-            self._front_ends = self.to_start(bound, shared, started, url, self._shut_down)
-            self._counts["main"] = self._front_ends.connections
-            return self._front_ends
+        # Further addresses of the application are served by this process, or each by its own.
+        is_next = not self._front_ends or self._front_ends[0].is_for_each_address
+        if is_main and self.to_start is not None and is_next:
+            front_end = self.to_start(bound, shared, started, url, self._shut_down)
+            if front_end.connections is not None:
+                self._counts["main"] = front_end.connections
+            self._front_ends.append(front_end)
+            return front_end
         word = "main" if is_main else "admin"
         counts = self._own_counts.setdefault(word, ConnectionCounts(self.options.max_connections))
         self._counts.setdefault(word, counts)
@@ -318,7 +326,7 @@ class _Server:
 
     def _shut_down(self) -> None:
         # At once: requests that the shutdown itself affects may be answered very soon.
-        self._outcome.finished_before = self._finished()
+        self._outcome.finished_before = self._finished() - self._lost()
         for listener in self._listeners:
             listener.announce_end()
         self._until_shutdown.cancel()
@@ -332,7 +340,7 @@ class _Server:
             self._shut_down()
             return
         self._outcome.is_up = True
-        if self._front_ends is None:
+        if not self._front_ends:
             check_descriptors(self.options.max_connections)
         for listener in self._listeners:
             listener.started(listener.url)
@@ -380,3 +388,6 @@ class _Server:
 
     def _finished(self) -> int:
         return sum(listener.shared.finished for listener in self._listeners)
+
+    def _lost(self) -> int:
+        return sum(one.lost for one in self._front_ends)

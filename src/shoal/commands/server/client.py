@@ -12,7 +12,7 @@ import fcntl
 import os
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -208,7 +208,7 @@ def ask(
     arguments: Namespace,
     verb: Callable[[RemoteClient], Awaitable[T]],
     *,
-    waits_for: str | None = "the server to answer",
+    waits_for: str = "the server to answer",
 ) -> T:
     """Connects to the server and runs a request; shows `waits_for` on a terminal after a second."""
     url = arguments.url or ServerLocation.of(arguments.name).url()
@@ -228,19 +228,15 @@ def ask(
 
 
 async def _asked(
-    client: RemoteClient, verb: Callable[[RemoteClient], Awaitable[T]], waits_for: str | None
+    client: RemoteClient, verb: Callable[[RemoteClient], Awaitable[T]], waits_for: str
 ) -> T:
-    try:
-        async with ungrouped() as tasks:
-            if waits_for is not None and sys.stderr.isatty():
-                tasks.start_soon(_show_wait, waits_for)
-            try:
-                return await verb(client)
-            finally:
-                tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await client.aclose()
+    async with aclosing(client), ungrouped() as tasks:
+        if sys.stderr.isatty():
+            tasks.start_soon(_show_wait, waits_for)
+        try:
+            return await verb(client)
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 async def _show_wait(waits_for: str) -> None:

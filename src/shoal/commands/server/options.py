@@ -24,7 +24,7 @@ from shoal.serving.app_file.server import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from shoal.core.options.option import Option
 
@@ -166,23 +166,15 @@ def _worker_count(arguments: Namespace, from_file: Mapping[str, Any]) -> int | N
 def usable_cpus() -> int:
     """Returns how many processors this process may use, within its control groups' quotas."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for group in _control_groups():
-        with suppress(OSError, ValueError):
-            allowed, period = Path(f"/sys/fs/cgroup{group}/cpu.max").read_text().split()
-            count = min(count, max(1, int(allowed) // int(period)))
-    return count
-
-
-def _control_groups() -> Iterator[str]:
-    """Yields the paths of this process's control groups (version 2), innermost first."""
-    path = ""
+    group = Path("/sys/fs/cgroup")
     with suppress(OSError):
         listed = Path("/proc/self/cgroup").read_text().splitlines()
-        path = next((one[3:] for one in listed if one.startswith("0::/")), "").rstrip("/")
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
-    yield ""
+        group /= next((one[4:] for one in listed if one.startswith("0::/")), "")  # version 2
+    for one in (group, *group.parents):
+        with suppress(OSError, ValueError):
+            allowed, period = (one / "cpu.max").read_text().split()
+            count = min(count, max(1, int(allowed) // int(period)))
+    return count
 
 
 def _shown(default: Any) -> str:

@@ -179,27 +179,19 @@ async def _serve(run: ServerProcess) -> int:
         run.started(url)
         _notify("READY=1")
 
+    start_front_ends: StartFrontEnds | None = None
+    by = ""
     if run.server == "hypercorn":
-        from shoal.commands.server.hypercorn_host import NAME, serve_on_hypercorn
+        from shoal.commands.server.hypercorn_host import NAME, on_hypercorn
 
-        serve_it = partial(serve_on_hypercorn, event_loop=run.event_loop)
+        start_front_ends = on_hypercorn(run.event_loop)
         by = f" ({NAME} on {run.event_loop})"
-    else:
-        start_front_ends: StartFrontEnds | None = None
-        if run.workers is not None:
-            from shoal.front_ends.listener import front_ends
+    elif run.workers is not None:
+        from shoal.front_ends.listener import front_ends
 
-            start_front_ends = front_ends(
-                WORKER, run.workers, run.options, run.event_loop, run.log_level, run.log_format
-            )
-        serve_it = partial(
-            serve,
-            load_later=(lambda: None) if shoals is None else load_the_rest,
-            front_ends=start_front_ends,
-            # Middleware around it may need what its lifespan makes.
-            answers_early=run.answers_early and run.app is shoals,
+        start_front_ends = front_ends(
+            WORKER, run.workers, run.options, run.event_loop, run.log_level, run.log_format
         )
-        by = ""
 
     def say_where(url: str) -> None:
         say(f"Shoal serving {run.spec} on {url}{by}")
@@ -226,12 +218,18 @@ async def _serve(run: ServerProcess) -> int:
         ]
         async with model_server(run.options, bind_for_servers) as served:
             with startup:
-                drained = await serve_it(
+                drained = await serve(
                     app,
                     run.options,
                     shutdown=shutdown,
                     started=started,
                     extra_listeners=(*more, *others),
+                    load_later=(lambda: None) if shoals is None else load_the_rest,
+                    front_ends=start_front_ends,
+                    # Middleware around it may need what its lifespan makes.
+                    answers_early=(
+                        run.answers_early and run.app is shoals and run.server == "shoal"
+                    ),
                 )
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
@@ -239,9 +237,7 @@ async def _serve(run: ServerProcess) -> int:
         if (hint := server_hint(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None
-    except WorkersFailed as failure:
-        raise CommandError(str(failure), 1) from None
-    except NotAllowed as error:
+    except (WorkersFailed, NotAllowed) as error:
         raise CommandError(str(error), 1) from None
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
@@ -271,16 +267,14 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
 
     if options.admin_socket is not None:
         at = Unix(options.admin_socket)
+    make = partial(AppAdmin, inner, allowed_modules=options.allowed_modules, behind=run.app)
     if at is not None:
         # No token: only the socket's owner can open it.
-        admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)
-        others.append(AppListener(address=at, app=admin))
+        others.append(AppListener(address=at, app=make(token=None)))
     if options.token is not None:
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
-        app = AppAdmin(
-            inner, token=options.token, allowed_modules=options.allowed_modules, behind=run.app
-        )
+        app = make(token=options.token)
     return app, others
 
 

@@ -20,12 +20,12 @@ from uuid import uuid4
 
 import anyio
 
-from shoal.batching.batcher import Batcher
+from shoal.batching.calls.window import MapPlan
 from shoal.commands.support.output import CommandError
 from shoal.failures.exceptions import in_one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -36,7 +36,7 @@ _REFUSED: Final = (429, 503)
 _MOST_REFUSED_S: Final = 60.0
 _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 5.0
-NOT_YET: Final = object()
+_REQUESTS_AT_ONCE: Final = 64
 _BLOCK_BYTES: Final = 2**20
 _ERROR_BEGINS: Final = b'{"line":'
 _ROWS_AT_ONCE: Final = 4096
@@ -52,11 +52,16 @@ class LineRefused(Exception):
         self.custom_id = custom_id
 
 
+BLANK: Final = LineRefused({})
+"""The outcome of a line that is blank."""
+
+
 class ItemLines:
     """Items for a handler: a line is decoded and checked as the body of a request would be."""
 
     def __init__(self, signature: Signature, *, are_values: bool) -> None:
         self.item = _checked(signature, are_values=are_values)
+        self.are_tuples = len(signature.parameters) > 1
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
         if not isinstance(outcome, Exception):
@@ -69,6 +74,8 @@ class ItemLines:
 
 class OpenAiLines:
     """Requests of OpenAI's batch files: ``custom_id``, ``method``, ``url`` and ``body``."""
+
+    are_tuples = False
 
     def item(self, line: bytes) -> dict[str, Any]:
         try:
@@ -110,8 +117,8 @@ def error_line(number: int, members: Mapping[str, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def open_app(app: ASGIApp, window: int) -> AsyncGenerator[Batcher[Any]]:
-    """Runs an application's lifespan, and opens a batcher whose items are requests to it."""
+async def open_app(app: ASGIApp) -> AsyncGenerator[tuple[OpenAiLines, MapPlan]]:
+    """Runs an application's lifespan, and yields how requests to it are made."""
     from shoal.http.app.lifespan import Mounted, lifespans_of
 
     httpx: Any = import_module("httpx")  # an extra
@@ -136,13 +143,11 @@ async def open_app(app: ASGIApp, window: int) -> AsyncGenerator[Batcher[Any]]:
         }
         return [_answer(request["custom_id"], answered, None)]
 
-    batcher: Batcher[Any] = Batcher(ask, max_batch_size=1, max_concurrent_batches=window)
     async with (
         lifespans_of([mounted]),
         httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
-        batcher,
     ):
-        yield batcher
+        yield OpenAiLines(), MapPlan("run-batch", ask, 1, _REQUESTS_AT_ONCE)
 
 
 async def _sent(client: Any, request: dict[str, Any]) -> Any:
@@ -209,23 +214,22 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
 
 
 class Input(NamedTuple):
-    """Lines of JSON, or values of rows; `NOT_YET` where the next one is not there yet."""
+    """Lines of JSON, or values of rows."""
 
-    lines: Iterator[Any]
+    lines: Iterable[Any] | AsyncGenerator[bytes]
     total: int | None = None
-    """How many there are; None if that is not known."""
-    pipe: int | None = None
-    """The descriptor of a pipe; None for a file, which can be read again."""
+    """How many there are; None for a pipe, which can't be read again."""
 
 
 @contextmanager
-def open_lines(path: Path) -> Generator[Input]:
+def open_lines(path: Path, most: int | None) -> Generator[Input]:
+    """Opens a file, or a pipe of which `most` lines are read."""
     if str(path) == "-":
-        yield Input(_lines_of_pipe(0), pipe=0)
+        yield Input(_lines_of_pipe(0, most))
         return
     with path.open("rb") as file:
         if not path.is_file():
-            yield Input(_lines_of_pipe(file.fileno()), pipe=file.fileno())
+            yield Input(_lines_of_pipe(file.fileno(), most))
             return
         total, end = _whole_lines(file)
         total += file.seek(0, os.SEEK_END) > end  # the last line may have no end
@@ -233,18 +237,19 @@ def open_lines(path: Path) -> Generator[Input]:
         yield Input(file, total)
 
 
-def _lines_of_pipe(descriptor: int) -> Iterator[Any]:
-    rest = b""
-    while True:
-        if not select.select([descriptor], [], [], 0)[0]:
-            yield NOT_YET
-            continue
+async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncGenerator[bytes]:
+    rest, count = b"", 0
+    while count != most:
+        if not select.select([descriptor], [], [], 0)[0]:  # always there if it is a file
+            await anyio.wait_readable(descriptor)
         if not (block := os.read(descriptor, _BLOCK_BYTES)):
-            break
+            if rest:
+                yield rest
+            return
         *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        for line in islice(lines, None if most is None else most - count):
+            count += 1
+            yield line
 
 
 @contextmanager

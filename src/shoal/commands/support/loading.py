@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.commands.support.output import CommandError, say
+from shoal.commands.support.output import CommandError, failed_code, say
 from shoal.core.extras import needing
 from shoal.failures.exceptions import users_part
-from shoal.replicas.code.definition import imported_unheld
+from shoal.replicas.code.definition import Definition, imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
 
 if TYPE_CHECKING:
@@ -64,6 +64,23 @@ def named(spec: str, example: str) -> Any:
         traceback.print_exception(error.with_traceback(shown))
         given = spec.removesuffix(":__dict__")
         raise CommandError(f"importing {given} failed, see above", 1) from None
+
+
+def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns an instance if the handler is a class, else the handler itself."""
+    definition = Definition(handler, tuple(args), tuple(kwargs.items()))
+    if callable(handler):  # else a batcher refuses it
+        definition.check_loaded(handler)
+    if not inspect.isclass(handler):
+        return handler
+    try:
+        definition.check_init(handler)
+    except TypeError as error:
+        raise CommandError(f"{error}; give its arguments by --arg and --kwarg") from None
+    try:
+        return definition.instantiated(handler)
+    except Exception as error:
+        raise failed_code(f"{handler.__qualname__} could not be instantiated", error) from None
 
 
 def empty_application() -> App:

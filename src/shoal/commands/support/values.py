@@ -50,12 +50,8 @@ def config_of(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def kwargs_of(arguments: Namespace) -> dict[str, Any]:
-    return config_of(arguments.kwarg)
-
-
 def init_arguments_of(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
-    return [value_of(text) for text in arguments.arg], kwargs_of(arguments)
+    return [value_of(text) for text in arguments.arg], config_of(arguments.kwarg)
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ follows each piece, and ``end`` comes last.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections import deque
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ from shoal.http.requests.streaming import UNBUFFERED
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
@@ -59,14 +58,14 @@ class ArrivalRecorder(BatchObserver):
         began_at: float,
         *,
         most_requests: int,
-        wants: Callable[[str], bool] = lambda _: True,
+        tag: str | None = None,
     ) -> None:
         self.requests = 0
         self.lost = 0
         # Earlier requests are noted with this time of arrival.
         self._began_at = began_at
         self._most_requests = most_requests
-        self._wants = wants  # whether to record a batcher, by name
+        self._tag = tag  # of the backend to record; None for all
         self._held: deque[Note] = deque()
         # of this recording only, so that nobody can try out keys
         self._salt = secrets.token_bytes(16)
@@ -75,13 +74,16 @@ class ArrivalRecorder(BatchObserver):
     def is_full(self) -> bool:
         return self.requests >= self._most_requests
 
+    def wants(self, batcher: str) -> bool:
+        return self._tag is None or batcher.partition("/")[0] == self._tag
+
     def take(self) -> list[Note]:
         taken = list(self._held)
         self._held.clear()
         return taken
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        if not self._wants(record.batcher):
+        if not self.wants(record.batcher):
             return
         note: Note = {
             "record": "batch",
@@ -101,11 +103,11 @@ class ArrivalRecorder(BatchObserver):
         self._note_all(record.batcher, requests, record.id, record.ended_at)
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
-        if self._wants(batcher):
+        if self.wants(batcher):
             self._note_all(batcher, (request,), batch.id, now)
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        if self._wants(batcher) and self._room_for(1):
+        if self.wants(batcher) and self._room_for(1):
             left_s = round(max(0.0, now - request.arrived_at), _MICROSECONDS)
             self._held.append({**self._note(batcher, request), "outcome": why, "left_s": left_s})
 
@@ -126,11 +128,10 @@ class ArrivalRecorder(BatchObserver):
 
     def _said(self, options: RequestOptions, arrived_at: float) -> Note:
         note: Note = {}
-        made_by, usual_s = options.options_factory, math.inf
-        if isinstance(made_by, RequestOptionsFactory):
-            usual_s = made_by.limit_s
-            if made_by.has_costs:
-                note["cost"] = float(options.cost)  # it may be a number of the user's library
+        made_by = options.options_factory
+        assert isinstance(made_by, RequestOptionsFactory)
+        if made_by.has_costs:
+            note["cost"] = float(options.cost)  # it may be a number of the user's library
         if options.asked_priority is not None:
             note["priority"] = options.asked_priority
         if options.key is not None:
@@ -142,7 +143,7 @@ class ArrivalRecorder(BatchObserver):
         if options.deadline is not None:
             # A deadline of the batcher's option is not noted: a simulation makes it again.
             allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)
-            if allowed_s != round(usual_s, _TENTHS_OF_A_MS):
+            if allowed_s != round(made_by.limit_s, _TENTHS_OF_A_MS):
                 note["timeout_s"] = max(0.0, allowed_s)
         if options.queue_timeout_s is not None:
             note["queue_timeout_s"] = options.queue_timeout_s
@@ -205,9 +206,9 @@ _AT_A_TIME: Final = 2_000
 class RunningRecording:
     def __init__(self, controller: Controller, body: dict[str, Any]) -> None:
         self._controller = controller
-        self._tag: str | None = body.get("backend")
-        if self._tag is not None:
-            found("backend", self._tag, controller.backends)
+        tag: str | None = body.get("backend")
+        if tag is not None:
+            found("backend", tag, controller.backends)
         self._duration_s = seconds("seconds", body["seconds"])
         if not 0 < self._duration_s <= LONGEST_S:
             given = body["seconds"]
@@ -222,7 +223,7 @@ class RunningRecording:
         self.recorder = ArrivalRecorder(
             self._began_at,
             most_requests=_most_requests(body),
-            wants=self._wants,
+            tag=tag,
         )
 
     async def answer(self, exchange: Exchange) -> None:
@@ -276,12 +277,9 @@ class RunningRecording:
 
     def _found(self) -> Iterator[Batcher[Any]]:
         for tag, backend in self._controller.backends.items():
-            if self._tag in (None, tag):
+            if self.recorder.wants(tag):
                 for method_batcher in backend.method_batchers.values():
                     yield method_batcher.batcher
-
-    def _wants(self, batcher: str) -> bool:
-        return self._tag is None or batcher.partition("/")[0] == self._tag
 
     def _news_of_batchers(self) -> list[Note]:
         news: list[Note] = []

@@ -135,18 +135,11 @@ class BatchTracer(BatchObserver):
         context, is_decided = _context_of(request)
         if is_decided:
             return
-        arrived_at = spans.at(request.arrived_at)
-        attributes = {BACKEND: batcher, OUTCOME: why}
-        span = self._tracer.start_span(
-            batcher, context, start_time=arrived_at, attributes=attributes
-        )
-        if span.is_recording():
-            if request_id := id_of(request):
-                span.set_attribute(REQUEST_ID, request_id)
-            if why != "rejected":
-                span.add_event("queue", timestamp=arrived_at)
-            if why in _REFUSED:
-                _fail(span, _REFUSED[why]())
+        span = self._request_span(batcher, request, context, spans, {OUTCOME: why})
+        if why != "rejected":
+            span.add_event("queue", timestamp=spans.at(request.arrived_at))
+        if why in _REFUSED:
+            _fail(span, _REFUSED[why]())
         span.end(spans.at(max(now, request.arrived_at)))
 
     def end(self) -> None:
@@ -174,11 +167,14 @@ class BatchTracer(BatchObserver):
                 spans.requests[request] = None
                 unsampled = unsampled or context
                 continue
-            span = self._request_span(batcher, batch, request, context, spans, now)
+            span = self._request_span(batcher, request, context, spans, {BATCH: batch.id})
             if not span.is_recording():
                 spans.requests[request] = None
                 unsampled = unsampled or trace.set_span_in_context(span, context)
                 continue
+            free_at = max(request.arrived_at, min(batch.free_at, now))
+            for event, at in (("queue", request.arrived_at), ("wait", free_at), ("run", now)):
+                span.add_event(event, timestamp=spans.at(at))
             spans.requests[request] = span
             begun.append(span)
             sampled.append(span.get_span_context())
@@ -208,23 +204,16 @@ class BatchTracer(BatchObserver):
     def _request_span(
         self,
         batcher: str,
-        batch: Batch,
         request: Request,
         context: Context,
         spans: _BatchSpans,
-        now: float,
+        attributes: Mapping[str, Any],
     ) -> Span:
-        arrived_at = spans.at(request.arrived_at)
-        span = self._tracer.start_span(
-            batcher, context, start_time=arrived_at, attributes={BACKEND: batcher, BATCH: batch.id}
-        )
-        if span.is_recording():
-            if request_id := id_of(request):
-                span.set_attribute(REQUEST_ID, request_id)
-            span.add_event("queue", timestamp=arrived_at)
-            free_at = max(request.arrived_at, min(batch.free_at, now))
-            span.add_event("wait", timestamp=spans.at(free_at))
-            span.add_event("run", timestamp=spans.at(now))
+        begun_at = spans.at(request.arrived_at)
+        attributes = {BACKEND: batcher, **attributes}
+        span = self._tracer.start_span(batcher, context, start_time=begun_at, attributes=attributes)
+        if span.is_recording() and (request_id := id_of(request)):
+            span.set_attribute(REQUEST_ID, request_id)
         return span
 
     def _note(self, spans: _BatchSpans, event: str, requests: int, now: float) -> None:

@@ -106,6 +106,24 @@ class Definition:
             handles = {name: value for name, value in handles.items() if name not in names}
         return {**handles, **dict(self.init_kwargs)}
 
+    def check_init(self, cls: Any) -> None:
+        """Checks that a class takes its init arguments, without instantiating it.
+
+        Raises:
+            TypeError: It does not take them, or the annotation of a handle is wrong.
+        """
+        try:
+            signature = read_signature(cls)
+        except ValueError:  # some classes written in C have no signature
+            return
+        try:
+            signature.bind(*self.init_args, **self.keywords_of(cls))
+        except TypeError as error:
+            raise TypeError(
+                f"{cls.__qualname__} can't be instantiated with init_args={list(self.init_args)} "
+                f"and init_kwargs={dict(self.init_kwargs)}: {error}"
+            ) from None
+
     def checked(self) -> Definition:
         """Checks the definition without importing anything, and returns it.
 
