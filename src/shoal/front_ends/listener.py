@@ -228,10 +228,10 @@ class FrontEnds:
     # Called if no front end can serve any more, or one fails to start before the server has
     # served, unless it was killed.
     failed: Callable[[], object]
-    is_for_each_address: ClassVar = False
-    lost: ClassVar = 0
 
     def __post_init__(self) -> None:
+        self.is_for_each_address = False
+        self.lost = 0
         self.connections = FrontEndConnections(self.shared.options.max_connections)
         self.failure: str | None = None
         self.ended = anyio.Event()

@@ -95,7 +95,6 @@ class FrontEndListener(Protocol):
     ended: anyio.Event  # set when all workers have ended, after a drain
 
     @property
-    @property
     def started(self) -> Callable[[str], object]: ...  # called with the URL
 
     @property
