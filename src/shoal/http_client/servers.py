@@ -95,7 +95,6 @@ class TriesOfSeveral:
             raise ConnectionRefusedError(
                 f"{self._servers.url} has no addresses ({self._servers.lookup_error})"
             )
-        self._tried.append(server)
         return server
 
     async def after(self, failure: FailedResponse) -> Server | None:
@@ -113,10 +112,7 @@ class TriesOfSeveral:
             return None
         # A refused call goes to no server that rests: where all are overloaded, retries would
         # double their load.
-        server = self._servers.choose(self._tried, also_resting=was_not_reached)
-        if server is not None:
-            self._tried.append(server)
-        return server
+        return self._servers.choose(self._tried, also_resting=was_not_reached)
 
 
 class Servers:
@@ -143,7 +139,8 @@ class Servers:
         self.url = ", ".join(urls)
         random.shuffle(self._servers)  # so that not all clients begin with the same one
 
-    def choose(self, tried: Sequence[Server], *, also_resting: bool) -> Server | None:
+    def choose(self, tried: list[Server], *, also_resting: bool) -> Server | None:
+        """Adds the server that it chooses to those that were tried."""
         now = anyio.current_time()
         found = [one for one in self._servers if one not in tried]
         awake = [one for one in found if one.rests_until <= now]
@@ -155,6 +152,7 @@ class Servers:
             return None
         self._servers.remove(server)
         self._servers.append(server)
+        tried.append(server)
         if server.failures:
             server.rest_again()  # from all but this call
         return server

@@ -102,22 +102,19 @@ def version_of(endpoint: Endpoint, version: str) -> Backend:
 class InferRoute(ProtocolRoute):
     """Answers requests for inference with calls of one endpoint, a call for each row."""
 
-    def __init__(
-        self, endpoint: Endpoint, heads: RequestHeads, options: HttpOptions, *, has_version: bool
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, heads: RequestHeads, options: HttpOptions) -> None:
         super().__init__(endpoint.name)
         self._endpoint = endpoint
         self._calls = EndpointCalls(endpoint, options, self.protocol)
         self._heads = heads
-        self._has_version = has_version
 
     async def answer(self, exchange: Exchange) -> None:
         exchange.calls = self._calls
         body = await exchange.body()
         described, tensors = read_tensors(exchange, body, self._heads)
-        version: str | None = None
-        if self._has_version:
-            version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
+        version = _version_in(exchange)
+        if version is not None:
+            version_of(self._endpoint, version)  # it refuses an unknown one
         call = await self._calls.find(exchange, headers_of_call(exchange, described, version))
         if call.streams:
             detail = "It answers with a stream, which the protocol does not have."
@@ -157,8 +154,7 @@ class _Routes(ProtocolRoutes):
         name = endpoint.name
         for version in ("", "/versions/{version}"):
             path = f"/v2/models/{name}{version}"
-            infer = InferRoute(endpoint, self._heads, self._options, has_version=bool(version))
-            yield f"{path}/infer", "POST", infer
+            yield f"{path}/infer", "POST", InferRoute(endpoint, self._heads, self._options)
             yield path, "GET", MetadataPage(partial(self._metadata, endpoint), name)
             yield f"{path}/ready", "GET", MetadataPage(partial(self._model_ready, endpoint), name)
 
@@ -212,8 +208,13 @@ _NOT_THERE: Final = Problem.of(
 )
 
 
-def _backends(endpoint: Endpoint, exchange: Exchange) -> Collection[Backend]:
+def _version_in(exchange: Exchange) -> str | None:
     version: str | None = exchange.scope.get("path_params", {}).get("version")
+    return version
+
+
+def _backends(endpoint: Endpoint, exchange: Exchange) -> Collection[Backend]:
+    version = _version_in(exchange)
     return endpoint.backends.values() if version is None else [version_of(endpoint, version)]
 
 

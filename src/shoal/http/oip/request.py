@@ -12,13 +12,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
 import orjson
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from shoal.http.json.content_coding import decoded
 from shoal.http.json.scan import check_cost, check_json, is_utf8
 from shoal.http.json.validation import first_error
-from shoal.http.oip.tensor import Allowance, Tensor, check_supported, malformed
+from shoal.http.oip.tensor import Allowance, Tensor, malformed
 from shoal.http.requests.call import call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.problem import Refused
@@ -42,23 +43,32 @@ Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST_DIMENSION)]
 Yes = Annotated[bool, Field(strict=True)]
 
 
+def _refuse(value: object) -> None:
+    if value is not None:
+        raise PydanticCustomError("not_supported", "This parameter is not supported")
+
+
+# Without it the response would be wrong.
+_Unsupported = Annotated[Any, AfterValidator(_refuse)]
+
+
 # A member that may be left out may also be null.
 class _OfInput(TypedDict):
     binary_data_size: NotRequired[Whole | None]
-    shared_memory_region: NotRequired[Any]
+    shared_memory_region: NotRequired[_Unsupported]
 
 
 class _OfOutput(TypedDict):
     binary_data: NotRequired[Yes | None]
-    classification: NotRequired[Any]
-    shared_memory_region: NotRequired[Any]
+    classification: NotRequired[_Unsupported]
+    shared_memory_region: NotRequired[_Unsupported]
 
 
 class _OfRequest(TypedDict):
     binary_data_output: NotRequired[Yes | None]
     priority: NotRequired[Whole | None]
     timeout: NotRequired[Whole | None]
-    sequence_id: NotRequired[Any]
+    sequence_id: NotRequired[_Unsupported]
 
 
 class _Input(TypedDict):
@@ -110,7 +120,6 @@ class RequestHead:
     def _take_options(self, parsed: Mapping[str, Any]) -> None:
         self.id = parsed.get("id")
         self.parameters = parsed.get("parameters") or _NONE
-        check_supported("The request", self.parameters)
         self.is_binary = self.parameters.get("binary_data_output") or False
         if wanted := parsed.get("outputs"):
             self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
@@ -121,9 +130,7 @@ class RequestHead:
         return self.id is None and all(one.size is not None for one in self.inputs)
 
     def _is_binary(self, output: Mapping[str, Any]) -> bool:
-        parameters: Mapping[str, Any] = output.get("parameters") or _NONE
-        check_supported(f"The output {output['name']!r}", parameters)
-        is_binary: bool | None = parameters.get("binary_data")
+        is_binary: bool | None = (output.get("parameters") or _NONE).get("binary_data")
         return self.is_binary if is_binary is None else is_binary
 
 

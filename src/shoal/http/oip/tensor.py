@@ -174,7 +174,6 @@ class Tensor:
     def _size_in(self, described: Mapping[str, Any]) -> int | None:
         """Returns the size of its elements as bytes; None if they are in its description."""
         parameters: Mapping[str, Any] = described.get("parameters") or {}
-        check_supported(f"The input {self.name!r}", parameters)
         size: int | None = parameters.get("binary_data_size")
         if (size is None) == (described.get("data") is None):
             raise malformed(f"The input {self.name!r} needs data, or a binary_data_size.")
@@ -244,13 +243,3 @@ def not_fitting(detail: str) -> Refused:
 
 def malformed(detail: str) -> Refused:
     return Refused(Problem(400, "malformed-request", "The request is malformed", detail))
-
-
-def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
-    """Refuses parameters without which the response would be wrong."""
-    if names := [one for one in _NOT_SUPPORTED if parameters.get(one) is not None]:
-        name = min(names)
-        raise malformed(f"{what} has the parameter {name}, which is not supported.")
-
-
-_NOT_SUPPORTED: Final = frozenset({"sequence_id", "shared_memory_region", "classification"})

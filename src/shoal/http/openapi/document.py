@@ -7,10 +7,11 @@ has other methods.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Union
 from urllib.parse import quote
 
 from shoal.asgi.headers import PROBLEM_JSON
+from shoal.batching.handlers.annotations import bare
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.json.arrays import NPY
 from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
@@ -161,10 +162,10 @@ class Operations:
         results = tuple(one for one in kinds if not is_response(one))
         media_type = media_type_of(annotation) or BYTES
         # A result of any type may be bytes.
-        may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(_bare, kinds))
+        may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(bare, kinds))
         self._of_bytes = media_type.decode() if may_be_bytes else None
         if not endpoint.streams:
-            results = tuple(one for one in results if _bare(one) not in BYTES_TYPES)
+            results = tuple(one for one in results if bare(one) not in BYTES_TYPES)
         self._has_results = bool(results) or signature is None or endpoint.encodes
         self._is_array = any(map(is_array, results))
         if results:
@@ -242,10 +243,6 @@ class Operations:
         if self._of_bytes is not None:
             content.setdefault(self._of_bytes, {"schema": BINARY})
         return content
-
-
-def _bare(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _problem(meaning: str) -> dict[str, Any]:

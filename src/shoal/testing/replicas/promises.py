@@ -120,12 +120,12 @@ async def batch(stage: Stage) -> None:
 @promise("the code, and only the code, can ask which backend and replica it is in")
 async def place(stage: Stage) -> None:
     await stage.gives("recall", ["tags"], [2 * [[*IDENTITY[:2]]]])
-    stage.refuses(RuntimeError, current_replica_tag)
+    stage.refused(RuntimeError, "its caller", current_replica_tag)
     with a_batch_of(["a"]):
         async with aclosing(stage.played.replica.run_stream("go_on", ["a"])) as reading:
             for _ in range(2):
                 stage.same("a generator", await anext(reading), [IDENTITY.replica])
-                stage.refuses(RuntimeError, current_replica_tag)
+                stage.refused(RuntimeError, "a reader", current_replica_tag)
 
 
 @promise("each of several concurrent runs gets its own result")
@@ -354,7 +354,7 @@ async def _is_over(stage: Stage) -> None:
 async def open_binding(stage: Stage) -> None:
     binding = stage.played.replica.open_binding
     stage.same("its parameters", [*binding("open_batch").signature.parameters], ["item"])
-    stage.refuses(TypeError, partial(binding, "count"))
+    stage.refused(TypeError, "a generator", partial(binding, "count"))
 
 
 @promise("run_open answers each request of an open batch by itself, and in order")

@@ -126,12 +126,12 @@ class Stage:
     def same(self, what: str, got: Any, wanted: Any) -> None:
         self.expect(_is_same(got, wanted), f"{what} gave {got!r}, not {wanted!r}")
 
-    def refuses(self, error: type[Exception], function: Callable[[], Any]) -> None:
+    def refused(self, error: type[Exception], what: str, function: Callable[[], Any]) -> None:
         try:
             got = function()
         except error:
             return
-        raise self.broken(f"{function!r} gave {got!r}")
+        raise self.broken(f"{what} got {got!r}")
 
     async def gives(self, method: str, items: list[Any], wanted: Any) -> None:
         """Checks the result or the error of a method."""
