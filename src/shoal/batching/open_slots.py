@@ -15,13 +15,13 @@ from shoal.core.queue import NOTHING, Amount
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable
 
     from shoal.batching.calls.intake import Intake
     from shoal.batching.running.slots import Capacity
-    from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Batch
+    from shoal.core.request import Batch, State
     from shoal.loops.parking import Bell, Scope
 
 
@@ -175,7 +175,7 @@ class OpenSlots(Slots[OpenRun]):
         finally:
             del failure  # its traceback holds this frame
 
-    def _outcomes(self, batch: Batch) -> Outcomes:
+    def _outcomes(self, batch: Batch) -> Counter[State]:
         return self._open[batch].outcomes
 
     def _are_at_work(self) -> bool:
