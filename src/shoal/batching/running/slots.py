@@ -148,7 +148,11 @@ class Slots(ABC, Generic[RunT]):
         # Set when the last slot has ended.
         self.ended = anyio.Event()
         self._on_change: Callable[[], None] | None = None
+        self._prepare()
         self._report_idle()
+
+    def _prepare(self) -> None:
+        """Completes the constructor."""
 
     def start(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
