@@ -179,7 +179,7 @@ WRONG = [
     ("max_json_elements", 0, ValueError, "must be at least 1, not 0"),
     ("send_timeout_s", 0, ValueError, "must be more than 0 seconds, not 0"),
     ("send_timeout_s", None, TypeError, "must be a number of seconds, not None"),
-    ("answer_timeout_s", math.nan, ValueError, "must be at least 0 seconds, not nan"),
+    ("answer_timeout_s", math.nan, ValueError, "must be more than 0 seconds, not nan"),
     ("heartbeat_s", True, TypeError, "must be a number of seconds, not True"),
     ("overload_status", 500, ValueError, "must be 503 or 429, not 500"),
     ("max_websocket_requests", 0, ValueError, "must be at least 1, not 0"),

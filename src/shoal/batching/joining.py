@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
-from shoal.core.events import Outcomes
 from shoal.core.queue import NOTHING, cost_of
 from shoal.core.request import DispatchReason, State
 
@@ -102,7 +102,7 @@ class Joining(ABC):
         self._has_turn = True
         # The total cost of the requests that use room in the batch.
         self._cost = cost_of(batch.members)
-        self.outcomes = Outcomes()
+        self.outcomes: Counter[State] = Counter()
 
     @property
     @abstractmethod
@@ -152,7 +152,7 @@ class Joining(ABC):
         """Called when the handler begins steps, with how many requests are active in each."""
 
     def ended(self, request: Request) -> None:
-        self.outcomes.count(request)
+        self.outcomes[request.state] += 1
         self._queue.ended(self.batch, request)
 
     async def pause(self) -> None:

@@ -15,14 +15,11 @@ from shoal.core.queue import NOTHING, Amount
 from shoal.core.request import DispatchReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections import Counter
 
-    from shoal.batching.calls.intake import Intake
-    from shoal.batching.running.slots import Capacity
-    from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Batch
-    from shoal.loops.parking import Bell, Scope
+    from shoal.core.request import Batch, State
+    from shoal.loops.parking import Scope
 
 
 class OpenSlots(Slots[OpenRun]):
@@ -30,21 +27,11 @@ class OpenSlots(Slots[OpenRun]):
 
     _are_open: ClassVar = True
 
-    def __init__(
-        self,
-        intake: Intake,
-        batches: dict[Batch, float],
-        bell: Bell,
-        run: OpenRun,
-        on_death: Callable[[BaseException], None],
-        capacity: Capacity | None,
-    ) -> None:
-        self._open = run.joinings
-        super().__init__(intake, batches, bell, run, on_death, capacity)
-        counters = run.counters
-        counters.occupancy = self._occupancy = Occupancy(batches)
-        self._queue = OpenQueue(intake, bell, counters, self._occupancy)
-        self._are_endless = run.handler.fill == "continuous"
+    def _prepare(self) -> None:
+        self._open = self.run.joinings
+        self._occupancy = self.run.counters.occupancy = Occupancy(self.batches)
+        self._queue = OpenQueue(self._intake, self._bell, self.run.counters, self._occupancy)
+        self._are_endless = self.run.handler.fill == "continuous"
         self._joining_of = ContinuousJoining if self._are_endless else OpenJoining
         self._former.wake_always()
 
@@ -175,7 +162,7 @@ class OpenSlots(Slots[OpenRun]):
         finally:
             del failure  # its traceback holds this frame
 
-    def _outcomes(self, batch: Batch) -> Outcomes:
+    def _outcomes(self, batch: Batch) -> Counter[State]:
         return self._open[batch].outcomes
 
     def _are_at_work(self) -> bool:

@@ -15,8 +15,6 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
-from shoal.core.request import State
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -81,21 +79,6 @@ class BatchRecord:
     def run_s(self) -> float:
         """How long the handler had it, in seconds."""
         return self.ended_at - self.began_at
-
-
-@dataclass(slots=True)
-class Outcomes:
-    finished: int = 0
-    failed: int = 0
-    declined: int = 0
-
-    def count(self, request: Request) -> None:
-        if request.state is State.FINISHED:
-            self.finished += 1
-        elif request.state is State.FAILED:
-            self.failed += 1
-        elif request.state is State.DECLINED:
-            self.declined += 1
 
 
 class BatchObserver:

@@ -9,7 +9,6 @@ import anyio.to_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 
 T = TypeVar("T")
@@ -32,12 +31,7 @@ class Unlimited(anyio.CapacityLimiter):
     async def __aenter__(self) -> None:
         pass
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass
 
     # What trio uses.

@@ -280,7 +280,8 @@ class StreamCall(Generic[P, R]):
         return ResultStream(partial(self._entered, args, kwargs))
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
-        return self._find().entered(args, kwargs, self._call_options)
+        entry = self._find()
+        return entry.enter_stream(entry.item(args, kwargs), self._call_options)
 
     def options(self, **options: Unpack[CallKeywords]) -> StreamCall[P, R]:
         """Returns the same call with other options: ``call.options(timeout_s=5)(item)``.

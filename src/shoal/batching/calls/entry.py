@@ -213,15 +213,10 @@ class Entry:
         return await calls.outcomes(begun)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
-        return ResultStream(partial(self._entered_with, item, call_options))
+        return ResultStream(partial(self.enter_stream, item, call_options))
 
-    def entered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> tuple[Intake, Request]:
+    def enter_stream(self, item: Any, call_options: CallOptions | None) -> tuple[Intake, Request]:
         """Makes the request of a stream at once; raises the errors of doing so."""
-        return self._entered_with(self._binding.item(args, kwargs), call_options)
-
-    def _entered_with(self, item: Any, call_options: CallOptions | None) -> tuple[Intake, Request]:
         opener = self._shared_for(call_options) or self.intake
         return opener.enter_stream(item, self.options_of(item, call_options))
 

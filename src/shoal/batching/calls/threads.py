@@ -16,7 +16,6 @@ from shoal.loops.event_loop import EventLoop, loop_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from types import TracebackType
 
     from shoal.batching.calls.mapping import MapCall
     from shoal.batching.calls.stream import ResultIterator, ResultStream
@@ -118,12 +117,7 @@ class ThreadStream(Generic[R_co]):
             self._stream = self._run(self._enter)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._leave(self._stream)
 

@@ -225,4 +225,4 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         entry, rest = self._here.get(get_ident()), args
         if entry is None or not entry.intake.parking.seems_here():
             entry, rest = self._found_for(args)
-        return entry.entered(rest, kwargs, None)
+        return entry.enter_stream(entry.item(rest, kwargs), None)

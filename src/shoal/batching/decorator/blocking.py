@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
     from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from types import TracebackType
     from typing import Self, Unpack
 
     from anyio.from_thread import BlockingPortal
@@ -227,16 +226,11 @@ class _BlockingContext:
         kind: Any = BlockingStreamCall if streams else BlockingCall
         return kind(self._call, run, batcher)
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         block, batcher = self._kept.value
         self._kept.leave(
             "shoal.blocking()",
-            exc_type,
+            kind,
             lambda: any(batcher.runs(one) or block.runs(one) for one in waiting_batches()),
         )
 

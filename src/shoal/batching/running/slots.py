@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
@@ -34,7 +34,7 @@ import anyio
 
 from shoal.batching.current import calls_from_thread
 from shoal.batching.running.run import Run
-from shoal.core.events import BatchRecord, Outcomes
+from shoal.core.events import BatchRecord
 from shoal.core.policies.sizing import load_of
 from shoal.core.queue import NOTHING, Amount
 from shoal.core.request import Batch, DispatchReason, Request, State
@@ -148,7 +148,11 @@ class Slots(ABC, Generic[RunT]):
         # Set when the last slot has ended.
         self.ended = anyio.Event()
         self._on_change: Callable[[], None] | None = None
+        self._prepare()
         self._report_idle()
+
+    def _prepare(self) -> None:
+        """Completes the constructor."""
 
     def start(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
@@ -313,8 +317,8 @@ class Slots(ABC, Generic[RunT]):
 
     def _notify_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
+        ended = outcomes[State.FINISHED] + outcomes[State.FAILED] + outcomes[State.DECLINED]
         retried = 0 if self._are_open else batch.size - len(batch.members)
-        ended = outcomes.finished + outcomes.failed + outcomes.declined
         record = BatchRecord(
             batcher=self.run.name,
             id=batch.id,
@@ -326,9 +330,9 @@ class Slots(ABC, Generic[RunT]):
             arrived_at=batch.arrived_at,
             began_at=began_at,
             ended_at=now,
-            finished=outcomes.finished,
-            failed=outcomes.failed,
-            declined=outcomes.declined,
+            finished=outcomes[State.FINISHED],
+            failed=outcomes[State.FAILED],
+            declined=outcomes[State.DECLINED],
             cancelled=batch.size - retried - ended,
             error=batch.failure,
             trace=batch.trace,
@@ -339,11 +343,8 @@ class Slots(ABC, Generic[RunT]):
             lambda each: each.batch_ended(record, requests), has_failed=record.error is not None
         )
 
-    def _outcomes(self, batch: Batch) -> Outcomes:
-        outcomes = Outcomes()
-        for request in batch.members:
-            outcomes.count(request)
-        return outcomes
+    def _outcomes(self, batch: Batch) -> Counter[State]:
+        return Counter([request.state for request in batch.members])
 
     async def _wait_for_turn(self) -> None:
         """Waits until the turn at the queue, which another slot has, is free."""

@@ -7,6 +7,7 @@ requests to shed.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -86,7 +87,7 @@ class AdmissionControl:
         self._options = options
         self._model = model
         # How many requests of each level are queued or parked.
-        self._by_level: dict[int, int] = {}
+        self._by_level: Counter[int] = Counter()
         self._shedding = (
             Shedding(newest=options.overload == "shed_lowest")
             if options.overload in ("shed_oldest", "shed_lowest")
@@ -98,8 +99,7 @@ class AdmissionControl:
         self.note_admitted(request, live)
 
     def note_returned(self, request: Request) -> None:
-        level = request.priority
-        self._by_level[level] = self._by_level.get(level, 0) + 1
+        self._by_level[request.priority] += 1
 
     def note_admitted(self, request: Request, live: int) -> None:
         if request.state is State.QUEUED and self._shedding is not None:
@@ -121,7 +121,7 @@ class AdmissionControl:
     def full_level(self, request: Request) -> str | None:
         policy = self._options.queue_policy(request.priority)
         bound = None if policy is None else policy.max_queued_requests
-        if bound is None or self._by_level.get(request.priority, 0) < bound:
+        if bound is None or self._by_level[request.priority] < bound:
             return None
         return (
             f"{bound} requests of priority {request.priority} are waiting, the limit of the level"

@@ -33,12 +33,19 @@ def whole(name: str, value: Any, *, least: int) -> int:
     return number
 
 
-def seconds(name: str, value: Any) -> float:
+def seconds(name: str, value: Any, *, above_0: bool = False, finite: bool = False) -> float:
     """Checks a number of seconds: 0 or more, or infinity."""
     found = number(name, value, "a number of seconds")
-    if math.isnan(found) or found < 0:
-        raise ValueError(f"{name} must be at least 0 seconds, not {value!r}")
+    if not found >= 0 or (above_0 and not found):
+        least = "more than" if above_0 else "at least"
+        raise ValueError(f"{name} must be {least} 0 seconds, not {value!r}")
+    if finite and math.isinf(found):
+        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
     return found
+
+
+finite_seconds: Final = partial(seconds, finite=True)
+more_than_0: Final = partial(seconds, above_0=True)
 
 
 def number(name: str, value: Any, wanted: str) -> float:
@@ -49,20 +56,6 @@ def number(name: str, value: Any, wanted: str) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def finite_seconds(name: str, value: Any) -> float:
-    found = seconds(name, value)
-    if math.isinf(found):
-        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
-    return found
-
-
-def more_than_0(name: str, value: Any) -> float:
-    found = seconds(name, value)
-    if not found:
-        raise ValueError(f"{name} must be more than 0 seconds, not {value!r}")
-    return found
 
 
 def above_0(name: str, value: Any, *, wanted: str, unit: str = "") -> float:

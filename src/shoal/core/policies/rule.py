@@ -204,9 +204,6 @@ class SizeOrWait(Rule):
     def waiting(self) -> Iterable[Request]:
         return self._queue
 
-    def by_arrival(self) -> list[Request]:
-        return list(self._queue)
-
     def _drop_leftovers(self) -> None:
         before = len(self.queue)
         self._queue.first()
