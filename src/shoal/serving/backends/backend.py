@@ -165,8 +165,12 @@ class Backend:
         self.log_oddity()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Applies a config; if that raises `TypeError` or `ValueError`, nothing is changed."""
-        self.configure_batchers(config)
+        """Applies a config; if that raises, the caller applies the one from before."""
+        converters = loaded_converters(config.decode, config.encode)
+        for method_batcher in self.method_batchers.values():
+            method_batcher.configure(self.batch_options(method_batcher.method, config))
+            method_batcher.convert_with(converters)
+        self.config = config
         self.forget_results()
         self.supervisor.adopt(config)
         if (description := self.supervisor.description) is not None:
@@ -286,21 +290,6 @@ class Backend:
             if method_batcher.batcher.failure is not None:
                 del self.method_batchers[method]
                 await self.method_batcher(method)
-
-    def configure_batchers(self, config: BackendConfig) -> None:
-        done: list[MethodBatcher] = []
-        converters = loaded_converters(config.decode, config.encode)
-        try:
-            for method_batcher in self.method_batchers.values():
-                method_batcher.configure(self.batch_options(method_batcher.method, config))
-                done.append(method_batcher)
-        except BaseException:
-            for method_batcher in done:
-                method_batcher.configure(self.batch_options(method_batcher.method, self.config))
-            raise
-        for method_batcher in done:
-            method_batcher.convert_with(converters)
-        self.config = config
 
     def statistics(self) -> Iterator[BatcherStatistics]:
         for method_batcher in self.method_batchers.values():
