@@ -352,9 +352,9 @@ class Controller(Client):
                 traffic = Traffic.checked(one.traffic, self.backends)
                 endpoint.set_traffic(traffic, self.backends)
             for tag, shadow in one.shadows.items():
-                endpoint.shadows[tag] = ShadowFlow.restored(
-                    self.backends[tag], shadow.proportion, shadow.compare
-                )
+                backend, allowed = self.backends[tag], self._declarations.comparison
+                flow = ShadowFlow.restored(backend, shadow.proportion, shadow.compare, allowed)
+                endpoint.shadows[tag] = flow
             self.registry.add(endpoint)
 
     def _enter(self) -> None:
