@@ -188,7 +188,10 @@ class Backend:
 
     def set_wanted(self, num_replicas: int) -> None:
         self.supervisor.scale(num_replicas)
-        self.resize_batchers()
+        for method_batcher in self.method_batchers.values():
+            options = self.batch_options(method_batcher.method, self.config)
+            limit = options["max_concurrent_batches"]
+            method_batcher.batcher.configure(max_concurrent_batches=limit)
 
     def scale_by_load(self, num_replicas: int) -> None:
         # GPUs limit it.
@@ -316,14 +319,6 @@ class Backend:
         )
         has_limit = slots < math.inf and not config.is_remote  # then the pool has one
         return {**options, "max_concurrent_batches": int(slots) if has_limit else None}
-
-    def resize_batchers(self) -> None:
-        """Fits ``max_concurrent_batches`` to the wanted number of replicas."""
-        for method_batcher in self.method_batchers.values():
-            options = self.batch_options(method_batcher.method, self.config)
-            method_batcher.batcher.configure(
-                max_concurrent_batches=options["max_concurrent_batches"]
-            )
 
     @property
     def failure(self) -> BaseException | None:

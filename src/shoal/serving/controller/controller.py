@@ -343,10 +343,10 @@ class Controller(Client):
 
     async def _restore(self) -> None:
         """Restores the state file; backends that can't start are retried for ever."""
-        restored = await self._declarations.restored()
-        for tag, code, config in restored.backends:
+        backends, endpoints = await self._declarations.restored()
+        for tag, code, config in backends:
             self._backends.add(await self._backends.start(tag, code, config))
-        for one in restored.endpoints:
+        for one in endpoints:
             endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
             if one.traffic:
                 traffic = Traffic.checked(one.traffic, self.backends)

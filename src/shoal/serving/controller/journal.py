@@ -41,11 +41,6 @@ class Program(NamedTuple):
     comparisons: Collection[str]  # import paths of the functions that compare shadow answers
 
 
-class Restored(NamedTuple):
-    backends: list[tuple[str, Definition, BackendConfig]]  # in the order in which they were created
-    endpoints: list[EndpointRecord]
-
-
 class Journal:
     """Records each change before it takes effect."""
 
@@ -105,14 +100,17 @@ class Journal:
         )
         await self._write(record)
 
-    async def restored(self) -> Restored:
+    async def restored(
+        self,
+    ) -> tuple[list[tuple[str, Definition, BackendConfig]], list[EndpointRecord]]:
+        """Returns the backends and the endpoints, in the order in which they were created."""
         if self._state is None:
             await anyio.lowlevel.checkpoint()
-            return Restored([], [])
+            return [], []
         state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
         backends = [(one.tag, *self._allowed(one)) for one in state.backends.values()]
         self._gone = state.gone
-        return Restored(backends, [*state.endpoints.values()])
+        return backends, [*state.endpoints.values()]
 
     def _allowed(self, one: BackendRecord) -> tuple[Definition, BackendConfig]:
         """Returns a backend's code and config; loading code that is not allowed raises."""
