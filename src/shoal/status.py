@@ -169,8 +169,6 @@ class ModelServerStatus:
             ``"not shoal"``, ``"timeout"``, ``"broken"`` (the connection, or TLS), ``"too many"``.
         messages: The number of messages with requests.
         requests: The number of requests in them.
-        received_bytes: The bytes received after handshakes, without TLS's own.
-        sent_bytes: The bytes sent after handshakes, without TLS's own.
     """
 
     connections: int
@@ -178,8 +176,6 @@ class ModelServerStatus:
     refused: Mapping[str, int]
     messages: int
     requests: int
-    received_bytes: int
-    sent_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

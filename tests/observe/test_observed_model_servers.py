@@ -101,5 +101,3 @@ async def test_both_servers_count_requests_and_the_model_server_connections(tmp_
     assert there["model_server_accepted_connections_total",] >= 2
     assert there["model_server_requests_total",] == 100
     assert there["model_server_messages_total",] == replica.batches
-    assert there["model_server_received_bytes_total",] > 200
-    assert there["model_server_sent_bytes_total",] > 200

@@ -226,6 +226,20 @@ async def test_a_batch_runs_again_where_retries_allow_it() -> None:
         assert [caller.outcome for caller in callers] == [0, 1]
 
 
+async def test_a_batch_runs_again_also_while_its_backend_drains() -> None:
+    held = Held()
+    async with serving_tasks(held, num_replicas=2, retries=1) as (controller, handle, stage, tasks):
+        [caller] = await under_way(tasks, handle.call(0))
+        tasks.start_soon(controller.shutdown)
+        await settle()
+        stage.replicas[0].die()
+        await settle()
+        assert stage.calls == [(0, [0]), (1, [0])]
+        held.gate.set()
+        await settle()
+        assert caller.outcome == 0
+
+
 async def test_a_batch_runs_again_with_all_of_its_items() -> None:
 
     async def code(items: list[int]) -> list[int]:

@@ -4,9 +4,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-import anyio
-
-from batching.scenes import Caller, settle
 from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 
@@ -69,20 +66,6 @@ async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for(
         assert small.is_full()
     assert not large.is_full()
     assert small.free == 4
-
-
-async def test_a_batch_that_runs_again_goes_before_any_batcher() -> None:
-    pool, (only,) = filled("a")
-    room = room_in(pool, 1)
-    async with anyio.create_task_group() as tasks:
-        with at_work(pool, only, 1):
-            waiting = await tasks.start(Caller(pool.wait(1)).run)
-            await settle()
-            assert room.is_full()
-        assert room.is_full()
-        await settle()
-        assert waiting.outcome is only
-        assert not room.is_full()
 
 
 async def test_one_that_is_known_to_be_dead_gets_no_work() -> None:

@@ -12,6 +12,9 @@ from handlers import double
 from serving.scenes import Stage, deployed
 from shoal import errors
 from shoal.http.app.app import App
+from shoal.serving.controller.controller import Controller
+from shoal.serving.imports import ImportRule
+from shoal.serving.state_file import StateFile
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
@@ -201,3 +204,14 @@ async def test_what_compares_answers_may_be_gone(path, module):
     async with shoal.start(state=path) as client:
         assert await (await client.get_handle("e")).call(2) == 4
         assert (await client.list_endpoints())["e"]["shadows"] == {"b": 1.0}
+
+
+async def test_what_compares_answers_is_imported_only_if_it_is_allowed(path, caplog):
+    async with shoal.start(state=path) as client:
+        await deployed(client, "b", f"{CODE}:double", endpoint="e")
+        await client.shadow_traffic("e", "b", 1.0, compare="operator:eq")
+    async with Controller(StateFile.open(path), ImportRule([CODE])) as controller:
+        assert await (await controller.get_handle("e")).call(2) == 4
+        [shadow] = controller.status_now().endpoints["e"].shadows
+    assert (shadow.proportion, shadow.agreed) == (1.0, 0)
+    assert "did not allow imports from 'operator'" in caplog.text

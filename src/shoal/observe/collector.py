@@ -270,8 +270,6 @@ _OF_MODEL_SERVER: Final[Rows[ModelServerStatus]] = (
     (COUNTER, "model_server_accepted_connections", "Accepted connections.", lambda m: m.accepted),
     (COUNTER, "model_server_messages", "Messages with requests.", lambda m: m.messages),
     (COUNTER, "model_server_requests", "Requests in messages.", lambda m: m.requests),
-    (COUNTER, "model_server_received_bytes", "Received bytes.", lambda m: m.received_bytes),
-    (COUNTER, "model_server_sent_bytes", "Sent bytes.", lambda m: m.sent_bytes),
 )
 
 _OF_REPLICAS: Final[Rows[ReplicaStatus]] = (

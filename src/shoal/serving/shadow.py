@@ -80,10 +80,16 @@ class ShadowFlow:
         self._latency_s = 0.0
 
     @classmethod
-    def restored(cls, backend: Backend, proportion: float, compare: str | None) -> Self:
-        """Makes a shadow from the state file, without a comparison if that can't be loaded."""
+    def restored(
+        cls,
+        backend: Backend,
+        proportion: float,
+        compare: str | None,
+        allowed: Callable[[str], str],
+    ) -> Self:
+        """Makes a shadow from the state file, without a comparison that may not or can't load."""
         try:
-            return cls(backend, proportion, compare)
+            return cls(backend, proportion, None if compare is None else allowed(compare))
         except Exception:
             logger.exception("%s: shadow answers are not compared", backend.tag)
             flow = cls(backend, proportion, None)

@@ -165,8 +165,12 @@ class Backend:
         self.log_oddity()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Applies a config; if that raises `TypeError` or `ValueError`, nothing is changed."""
-        self.configure_batchers(config)
+        """Applies a config; if that raises, the caller applies the one from before."""
+        converters = loaded_converters(config.decode, config.encode)
+        for method_batcher in self.method_batchers.values():
+            method_batcher.configure(self.batch_options(method_batcher.method, config))
+            method_batcher.convert_with(converters)
+        self.config = config
         self.forget_results()
         self.supervisor.adopt(config)
         if (description := self.supervisor.description) is not None:
@@ -184,7 +188,10 @@ class Backend:
 
     def set_wanted(self, num_replicas: int) -> None:
         self.supervisor.scale(num_replicas)
-        self.resize_batchers()
+        for method_batcher in self.method_batchers.values():
+            options = self.batch_options(method_batcher.method, self.config)
+            limit = options["max_concurrent_batches"]
+            method_batcher.batcher.configure(max_concurrent_batches=limit)
 
     def scale_by_load(self, num_replicas: int) -> None:
         # GPUs limit it.
@@ -287,21 +294,6 @@ class Backend:
                 del self.method_batchers[method]
                 await self.method_batcher(method)
 
-    def configure_batchers(self, config: BackendConfig) -> None:
-        done: list[MethodBatcher] = []
-        converters = loaded_converters(config.decode, config.encode)
-        try:
-            for method_batcher in self.method_batchers.values():
-                method_batcher.configure(self.batch_options(method_batcher.method, config))
-                done.append(method_batcher)
-        except BaseException:
-            for method_batcher in done:
-                method_batcher.configure(self.batch_options(method_batcher.method, self.config))
-            raise
-        for method_batcher in done:
-            method_batcher.convert_with(converters)
-        self.config = config
-
     def statistics(self) -> Iterator[BatcherStatistics]:
         for method_batcher in self.method_batchers.values():
             yield method_batcher.batcher.statistics()
@@ -327,14 +319,6 @@ class Backend:
         )
         has_limit = slots < math.inf and not config.is_remote  # then the pool has one
         return {**options, "max_concurrent_batches": int(slots) if has_limit else None}
-
-    def resize_batchers(self) -> None:
-        """Fits ``max_concurrent_batches`` to the wanted number of replicas."""
-        for method_batcher in self.method_batchers.values():
-            options = self.batch_options(method_batcher.method, self.config)
-            method_batcher.batcher.configure(
-                max_concurrent_batches=options["max_concurrent_batches"]
-            )
 
     @property
     def failure(self) -> BaseException | None:

@@ -42,7 +42,6 @@ class Pool:
         self._capacities: list[PoolCapacity] = []
         # The batchers with a due batch, in the order in which they found no room.
         self.queue: dict[PoolCapacity, None] = {}
-        self._run_again = 0
         self._running = 0  # batches, also of members that were withdrawn
         self._change: anyio.Event | None = None  # set only while a task waits for it
         # Why there is no replica and none is expected soon.
@@ -84,19 +83,12 @@ class Pool:
             self.withdraw(best)
 
     async def wait(self, size: int) -> PoolMember:
-        self._run_again += 1
-        if self._run_again == 1:
-            self.changed()
-        try:
-            while (member := self.choose(size)) is None:
-                self.check_available()
-                self._change = self._change or anyio.Event()
-                await self._change.wait()
-            return member
-        finally:
-            self._run_again -= 1
-            if not self._run_again:
-                self.changed()
+        """Waits for a replica, where the one that a batch was formed for has died, for example."""
+        while (member := self.choose(size)) is None:
+            self.check_available()
+            self._change = self._change or anyio.Event()
+            await self._change.wait()
+        return member
 
     def check_available(self) -> None:
         """Raises `BackendUnavailable` if there is no replica, and none is expected soon."""
@@ -142,9 +134,9 @@ class Pool:
     def changed(self) -> None:
         """Computes the free capacity of each batcher, and notifies all waiting tasks."""
         # If the backend has failed and has no replica, batches are accepted and fail at once, so
-        # that their callers learn why. Batches that run again go first, then batchers in the order
-        # in which a slot of theirs began to wait. Otherwise a batcher with small batches would take
-        # all the room that becomes free, and one with large batches would starve.
+        # that their callers learn why. Batchers take turns in the order in which a slot of theirs
+        # began to wait. Otherwise a batcher with small batches would take all the room that becomes
+        # free, and one with large batches would starve.
         if self._change is not None:
             self._change.set()
             self._change = None
@@ -156,7 +148,7 @@ class Pool:
             capacity.slots = self._running + room + spare
             if self.failure is not None and not self.members:
                 room = 1
-            elif self._run_again or (self.queue and next(iter(self.queue)) is not capacity):
+            elif self.queue and next(iter(self.queue)) is not capacity:
                 room = 0
             capacity.free = room
             capacity.on_change()

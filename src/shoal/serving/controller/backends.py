@@ -237,7 +237,6 @@ async def changed(
                 for managed in reconfigured:
                     tasks.start_soon(_restore_user_config, managed, before)
         backend.adopt(before)
-        backend.resize_batchers()
         if isinstance(error, Exception):
             with anyio.move_on_after(_UNDO_S):
                 await supervisor.wait_restored(count)

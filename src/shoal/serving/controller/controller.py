@@ -343,18 +343,18 @@ class Controller(Client):
 
     async def _restore(self) -> None:
         """Restores the state file; backends that can't start are retried for ever."""
-        restored = await self._declarations.restored()
-        for tag, code, config in restored.backends:
+        backends, endpoints = await self._declarations.restored()
+        for tag, code, config in backends:
             self._backends.add(await self._backends.start(tag, code, config))
-        for one in restored.endpoints:
+        for one in endpoints:
             endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
             if one.traffic:
                 traffic = Traffic.checked(one.traffic, self.backends)
                 endpoint.set_traffic(traffic, self.backends)
             for tag, shadow in one.shadows.items():
-                endpoint.shadows[tag] = ShadowFlow.restored(
-                    self.backends[tag], shadow.proportion, shadow.compare
-                )
+                backend, allowed = self.backends[tag], self._declarations.comparison
+                flow = ShadowFlow.restored(backend, shadow.proportion, shadow.compare, allowed)
+                endpoint.shadows[tag] = flow
             self.registry.add(endpoint)
 
     def _enter(self) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
     from shoal.serving.state_file import StateFile
 
 
-logger: Final = logging.getLogger("shoal.serving")
-
 Declared: TypeAlias = tuple[str, str]
 """The kind of a declaration, ``"backend"`` or ``"endpoint"``, and its name."""
 
@@ -43,11 +39,6 @@ class Program(NamedTuple):
 
     backends: Mapping[str, tuple[Definition, BackendConfig]]  # by tag
     comparisons: Collection[str]  # import paths of the functions that compare shadow answers
-
-
-class Restored(NamedTuple):
-    backends: list[tuple[str, Definition, BackendConfig]]  # in the order in which they were created
-    endpoints: list[EndpointRecord]
 
 
 class Journal:
@@ -109,14 +100,17 @@ class Journal:
         )
         await self._write(record)
 
-    async def restored(self) -> Restored:
+    async def restored(
+        self,
+    ) -> tuple[list[tuple[str, Definition, BackendConfig]], list[EndpointRecord]]:
+        """Returns the backends and the endpoints, in the order in which they were created."""
         if self._state is None:
             await anyio.lowlevel.checkpoint()
-            return Restored([], [])
+            return [], []
         state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
         backends = [(one.tag, *self._allowed(one)) for one in state.backends.values()]
         self._gone = state.gone
-        return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
+        return backends, [*state.endpoints.values()]
 
     def _allowed(self, one: BackendRecord) -> tuple[Definition, BackendConfig]:
         """Returns a backend's code and config; loading code that is not allowed raises."""
@@ -136,20 +130,11 @@ class Journal:
         )
         return definition, BackendConfig.of(config)
 
-    def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
-        """Returns an endpoint without the comparisons that may not be imported."""
-        shadows = dict(endpoint.shadows)
-        for tag, shadow in endpoint.shadows.items():
-            path = shadow.compare
-            if path is None or self._imports is None or path in self._program.comparisons:
-                continue
-            try:
-                path = self._imports.checked(path)
-            except NotAllowed:
-                logger.exception("%s: shadow answers are not compared", tag)
-                path = None
-            shadows[tag] = replace(shadow, compare=path)
-        return replace(endpoint, shadows=shadows)
+    def comparison(self, path: str) -> str:
+        """Returns the path by which to import what compares answers; raises `NotAllowed`."""
+        if self._imports is None or path in self._program.comparisons:
+            return path
+        return self._imports.checked(path)
 
     def close(self) -> None:
         if self._state is not None:

@@ -38,7 +38,6 @@ class Lifetime:
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._was_opened = False
-        self._is_shut_down = False
         self._ending = anyio.Event()
         self._ended = anyio.Event()
 
@@ -65,7 +64,6 @@ class Lifetime:
 
     async def shutdown(self) -> None:
         """Waits until the shutdown is complete; it continues if the caller is cancelled."""
-        self._is_shut_down = True
         self._ending.set()
         if self._tasks is None:  # it was not opened
             self._ended.set()
@@ -75,7 +73,7 @@ class Lifetime:
         await self._ending.wait()
 
     def check_open(self) -> None:
-        if self._is_shut_down or self._tasks is None:
+        if self._ending.is_set() or self._tasks is None:
             raise _not_open()
 
     @property
@@ -107,7 +105,6 @@ class Lifetime:
                     tasks.cancel_scope.cancel()
                     await portal.stop(cancel_remaining=True)
         finally:
-            self._is_shut_down = True
             self._ending.set()
             self._ended.set()
             self._close()

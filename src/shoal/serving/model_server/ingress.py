@@ -8,7 +8,7 @@ end when the connection does, and never the other way round: models stay loaded.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -36,6 +36,7 @@ from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 from shoal.serving.backend_options import MOST_REMOTE
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
@@ -95,20 +96,23 @@ class _Calls(NamedTuple):
 
 
 class Ingress:
-    """Serves an authenticated connection; `name` is for messages."""
+    """Serves an authenticated connection; `name` is for messages.
 
-    def __init__(self, sock: Any, name: str, controller: Controller) -> None:
+    `counts` has the numbers of ``"messages"`` and ``"requests"`` of all ingresses.
+    """
+
+    def __init__(self, sock: Any, name: str, controller: Controller, counts: Counter[str]) -> None:
         self.name = name
         self._reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
         self._connection = FrameConnection(sock, self._reader, self._on_invalid_frame)
         self._controller = controller
+        self._counts = counts
         self._codec = MessageCodec()
         self._calls: dict[int, _Call] = {}
         # The backend that its calls are for, and the ingress's name for this replica of it.
         self._backend: Backend | None = None
         self._tag = ""
         self._defaults: dict[str, Defaults] = {}
-        self._traffic = Counter[str]()
         self._is_started = self._is_draining = False
         self._ended = anyio.Event()
         self._tasks: TaskGroup
@@ -128,11 +132,6 @@ class Ingress:
             self._connection.close()
             for backend in self._controller.backends.values():
                 backend.on_closing.discard(self.drain)
-
-    def traffic(self) -> Counter[str]:
-        """Counts what it has received and sent; messages with requests only."""
-        received, sent = self._reader.total, self._connection.sent_bytes
-        return self._traffic + Counter(received_bytes=received, sent_bytes=sent)
 
     def drain(self, why: str | None = None) -> None:
         """Notifies the ingress that it should send no more, and why if that was not planned."""
@@ -301,8 +300,8 @@ class Ingress:
             raise TypeError(f"the items can't be unpickled in the model server: {error}") from error
         if len(items) > MOST_REMOTE:
             raise ValueError(f"a message has {len(items)} calls, more than {MOST_REMOTE}")
-        self._traffic["messages"] += 1
-        self._traffic["requests"] += len(items)
+        self._counts["messages"] += 1
+        self._counts["requests"] += len(items)
         batcher = backend.method_batchers.get(method)
         if batcher is None:
             try:

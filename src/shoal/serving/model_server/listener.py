@@ -108,8 +108,7 @@ class ModelServerListener:
         self._refused: Counter[str] = Counter()
         # When a host was last logged, by its name and the reason.
         self._logged_at: dict[tuple[str, str], float] = {}
-        # What connections that have ended had received and sent.
-        self._past = Counter[str]()
+        self._counts = Counter[str]()  # of the messages of all ingresses
         self._is_draining = False
         self._accepting = anyio.CancelScope()
         self.ingresses: set[Ingress] = set()
@@ -134,15 +133,12 @@ class ModelServerListener:
             await self.wait_alone()
 
     def status(self) -> ModelServerStatus:
-        traffic = sum([one.traffic() for one in self.ingresses], self._past)
         return ModelServerStatus(
             connections=len(self.ingresses),
             accepted=self._accepted,
             refused=dict(self._refused),
-            messages=traffic["messages"],
-            requests=traffic["requests"],
-            received_bytes=traffic["received_bytes"],
-            sent_bytes=traffic["sent_bytes"],
+            messages=self._counts["messages"],
+            requests=self._counts["requests"],
         )
 
     async def run(self, controller: Controller) -> None:
@@ -204,7 +200,7 @@ class ModelServerListener:
             self._unknown -= 1
         if known is None:
             return
-        ingress = Ingress(known, name, controller)
+        ingress = Ingress(known, name, controller, self._counts)
         self.ingresses.add(ingress)
         logger.info("%s is connected", name)
         try:
@@ -215,7 +211,6 @@ class ModelServerListener:
             logger.exception("%s: its connection broke", name)
         finally:
             self.ingresses.discard(ingress)
-            self._past += ingress.traffic()
             if self._is_draining and not self.ingresses:
                 self._is_alone.set()
             logger.info("%s is disconnected", name)
