@@ -28,7 +28,7 @@ from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.placements import RayOptions
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.conversing import CLOSING_S, ConversingReplica
+from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
 from shoal.replicas.ray.actor import STOPPED
@@ -244,16 +244,13 @@ class RayReplica(ConversingReplica):
     async def _close(self) -> None:
         assert self._conversation is not None
         self._link.is_closing = True
-        self._conversation.close_worker()
-        limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
-        with anyio.move_on_after(limit_s) as waiting:
-            await self._link.ended.wait()
+        await self._close_code(self._conversation, self._link.ended)
+        if self._link.end is None:
+            return
         ending = self._link.ending
-        if waiting.cancelled_caught:
-            logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
-        elif ending is None:
+        if ending is None:
             raise self._link.death()
-        elif ending != STOPPED:
+        if ending != STOPPED:
             logger.error("%s: close() failed: %s", self.tag, ending)
 
     async def _remove_group(self) -> None:
