@@ -16,7 +16,6 @@ from shoal.replicas.gpus import (
     count_gpus,
     count_without_nvml,
     environment_of,
-    has_nvml,
     listed_devices,
 )
 from shoal.serving.backend_config import BackendConfig
@@ -91,18 +90,10 @@ async def test_only_the_gpus_that_the_server_may_use_are_read(nvml, monkeypatch,
 
 
 async def test_where_nvml_is_missing_nothing_is_said(missing, caplog):
-    assert not has_nvml(None)
     meter = GpuMeter()
     assert await meter.read() == {}
     assert await meter.read() == {}
     assert caplog.records == []
-
-
-def test_without_the_library_of_the_driver_no_thread_is_started(nvml, monkeypatch):
-    assert has_nvml()
-    assert not has_nvml("libnone.so.1")
-    monkeypatch.setattr(has_nvml, "__defaults__", ("libnone.so.1",))
-    assert GpuMeter()._is_missing
 
 
 async def test_where_there_is_no_driver_nothing_is_said_and_not_asked_again(nvml, caplog):

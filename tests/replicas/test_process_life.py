@@ -288,7 +288,7 @@ async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one(caplog):
 
 
 async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
-    monkeypatch.setattr("shoal.replicas.process.replica.CLOSING_S", 0.05)
+    monkeypatch.setattr("shoal.replicas.process.conversing.CLOSING_S", 0.05)
     replica = made(f"{MODULE}:StuckClose", folder.path, cancel_grace_s=0.05)
     async with playing(replica) as played:
         [pid] = await played.run("pid", [0])

@@ -60,7 +60,7 @@ async def test_a_reader_that_pauses_for_long_loses_no_connection(
     monkeypatch.setattr("shoal.replicas.remote.sockets._UNACKNOWLEDGED_MS", 100)
     link = Link("model#7", 1.0, list)
     actor_ends = await attached(link, Future())
-    data, reader = link._sockets[0], actor_ends[0]
+    data, reader = link.sockets[0], actor_ends[0]
     if sender == "actor":
         data, reader = reader, data
     data.setblocking(False)

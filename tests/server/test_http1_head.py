@@ -1,13 +1,11 @@
 """The heads of HTTP/1.1: that of a request, parsed and checked, and that of an answer, made."""
 
-from email.utils import formatdate
-
 import pytest
 from server_in_memory import serving
 
 from shoal.asgi.headers import BadRequest
 from shoal.asgi.http_options import HttpOptions
-from shoal.server.http1.call import END, answer_head, error_answer, http_date
+from shoal.server.http1.call import END, answer_head, error_answer
 from shoal.server.http1.head import HeadParser, find_end, in_origin_form
 from shoal.testing import settle
 
@@ -394,12 +392,6 @@ def test_an_answers_head_has_a_status_line_the_headers_the_date_and_the_framing(
 def test_headers_of_other_types_are_sent_as_well(header):
     for _ in range(2):
         assert b"\r\nx-a: b\r\n" in encoded(200, [header])
-
-
-def test_the_date_is_written_as_http_wants_it():
-    for day in range(4 * 366):  # with a leap year
-        at = 1709164799 + day * (24 * 60 * 60 + 61)
-        assert http_date(at) == formatdate(at, usegmt=True).encode()
 
 
 def test_the_date_of_the_application_is_kept():

@@ -216,8 +216,14 @@ class RemoteFrontEnd:
 _ENDS_WITHIN_S: Final = 1.0
 
 
+# How long to wait for the counts: a process may be stopped. Then its last counts are used.
+_WAIT_S: Final = 0.5
+
+
 @dataclass(eq=False)
 class FrontEnds:
+    """Keeps front ends running, and counts the connections of all, including ended ones."""
+
     count: int
     command: Sequence[str]  # file descriptors are appended
     start: bytes  # the content of the first frame
@@ -232,11 +238,11 @@ class FrontEnds:
     def __post_init__(self) -> None:
         self.is_for_each_address = False
         self.lost = 0
-        self.connections = FrontEndConnections(self.shared.options.max_connections)
         self.failure: str | None = None
         self.ended = anyio.Event()
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
+        self._accepted = 0  # connections of those that have ended
         self._may_serve = False
         self._draining = anyio.Event()
         self._is_up = anyio.Event()
@@ -291,6 +297,28 @@ class FrontEnds:
             front_end.abort()
         self._is_aborted.set()
 
+    # Only the process that has a connection knows it. So the front ends are asked when the metrics
+    # are collected; reporting each change would cost more.
+
+    @property
+    def connections(self) -> FrontEnds:
+        return self
+
+    async def refresh(self) -> None:
+        """Asks all front ends, and waits a moment for those that can serve."""
+        with anyio.move_on_after(_WAIT_S):
+            for reply in [one.ask_connections() for one in self._front_ends if one.was_ready]:
+                await reply.wait()
+
+    def pids(self) -> Mapping[int, int]:
+        return {one.number: one.pid for one in self._front_ends}
+
+    def totals(self) -> ConnectionTotals:
+        now = [one.connections for one in self._front_ends]
+        accepted = self._accepted + sum([one.accepted for one in now])
+        limit = self.shared.options.max_connections
+        return ConnectionTotals(limit, sum([one.open for one in now]), accepted)
+
     async def _keep_one(self, number: int) -> None:
         while not self._is_ending():
             began_at = anyio.current_time()
@@ -320,14 +348,13 @@ class FrontEnds:
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
         self._front_ends.add(front_end)
-        self.connections.began(front_end)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._start_serving, front_end)
                 await front_end.run()
         finally:
             self._front_ends.discard(front_end)
-            self.connections.ended(front_end)
+            self._accepted += front_end.connections.accepted
 
     async def _start_serving(self, front_end: RemoteFrontEnd) -> None:
         await front_end.is_ready.wait()
@@ -361,45 +388,6 @@ class FrontEnds:
         _log.error("a worker %s; another one is started in its place", how)
         with anyio.CancelScope(deadline=next_at):
             await self._draining.wait()
-
-
-# How long to wait for the counts: a process may be stopped. Then its last counts are used.
-_WAIT_S: Final = 0.5
-
-
-class FrontEndConnections:
-    """Counts the connections of all front ends, including those that have ended."""
-
-    # Only the process that has a connection can read its byte counts from the kernel. Therefore the
-    # front ends are asked when the metrics are collected; reporting each change would cost more.
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._running: set[RemoteFrontEnd] = set()
-        self._accepted = 0  # by those that have ended
-
-    def began(self, front_end: RemoteFrontEnd) -> None:
-        self._running.add(front_end)
-
-    def ended(self, front_end: RemoteFrontEnd) -> None:
-        """Keeps the last counts of a front end, so that no count ever falls. Idempotent."""
-        if front_end in self._running:
-            self._running.discard(front_end)
-            self._accepted += front_end.connections.accepted
-
-    async def refresh(self) -> None:
-        """Asks all front ends, and waits a moment for those that can serve."""
-        with anyio.move_on_after(_WAIT_S):
-            for reply in [one.ask_connections() for one in self._running if one.was_ready]:
-                await reply.wait()
-
-    def pids(self) -> Mapping[int, int]:
-        return {one.number: one.pid for one in self._running}
-
-    def totals(self) -> ConnectionTotals:
-        now = [one.connections for one in self._running]
-        accepted = self._accepted + sum([one.accepted for one in now])
-        return ConnectionTotals(self._limit, sum([one.open for one in now]), accepted)
 
 
 # The server's process ends requests that take too long. A worker does so later, if that fails.

@@ -13,7 +13,6 @@ waits for an event loop's worker threads when it exits, and their number is limi
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import os
@@ -57,12 +56,10 @@ def listed_devices() -> tuple[str, ...] | None:
 
 def count_gpus(of_driver: Path = _OF_DRIVER) -> int:
     """Returns the number of GPUs of this machine; may block for as long as NVML does."""
-    if has_nvml():
-        try:
-            return Nvml().count()
-        except Exception:  # noqa: S110 - it has many reasons not to work
-            pass
-    return count_without_nvml(of_driver)
+    try:
+        return Nvml().count()
+    except Exception:  # it has many reasons not to work
+        return count_without_nvml(of_driver)
 
 
 def count_without_nvml(of_driver: Path = _OF_DRIVER) -> int:
@@ -119,17 +116,6 @@ class GpuReading:
     # The share of the last moment, up to a second, in which it was busy, from 0 to 1; None for a
     # part of a GPU (MIG).
     utilization: float | None = None
-
-
-def has_nvml(library: str | None = "libnvidia-ml.so.1") -> bool:
-    """Returns whether NVML and its package are installed; does not block."""
-    try:
-        if not is_installed(_MODULE):
-            return False
-        ctypes.CDLL(library)
-    except (ValueError, OSError):
-        return False
-    return True
 
 
 class Nvml:
@@ -208,7 +194,7 @@ class GpuMeter:
     def __init__(self, limit_s: float = _LIMIT_S) -> None:
         self._limit_s = limit_s
         self._nvml: Nvml | None = None
-        self._is_missing = not has_nvml()
+        self._is_missing = not is_installed(_MODULE)
         self._reading: BoundedCall[tuple[GpuReading, ...]] | None = None
         self._has_hung = False
 

@@ -8,25 +8,6 @@ from typing import Any, Final, cast
 
 from shoal.core.options.option import mapping, named_values, number, one_of, text, yes_or_no
 
-# Shoal's supervisor restarts replicas and retries work, all replicas share their options, and an
-# actor ends with the program.
-_SHOALS: Final = frozenset(
-    {
-        "allow_out_of_order_execution",
-        "concurrency_groups",
-        "get_if_exists",
-        "lifetime",
-        "max_concurrency",
-        "max_pending_calls",
-        "max_restarts",
-        "max_task_retries",
-        "name",
-        "namespace",
-        "placement_group",
-        "placement_group_bundle_index",
-        "placement_group_capture_child_tasks",
-    }
-)
 _STRATEGIES: Final = ("DEFAULT", "SPREAD")
 BUNDLES: Final = "placement_group_bundles"
 GROUP_STRATEGY: Final = "placement_group_strategy"
@@ -55,14 +36,11 @@ def _resources(name: str, value: Any) -> None:
 
 
 def _strategy(name: str, value: Any) -> None:
-    if isinstance(value, str):
-        if value not in _STRATEGIES:
-            raise ValueError(
-                f"{name} must be 'DEFAULT', 'SPREAD' or one of Ray's scheduling strategies, "
-                f"not {value!r}"
-            )
-    elif isinstance(value, int | float | list | tuple | Mapping):
-        raise TypeError(
+    if value in _STRATEGIES:
+        return
+    if isinstance(value, str | int | float | list | tuple | Mapping):
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(
             f"{name} must be 'DEFAULT', 'SPREAD' or one of Ray's scheduling strategies, "
             f"not {cast('object', value)!r}"
         )
@@ -111,11 +89,14 @@ def checked_ray_options(name: str, value: Any) -> dict[str, Any]:
     """Checks the Ray options of an actor; None stands for Ray's default, as in Ray."""
     options = named_values(name, value, example="num_gpus")
     for key, given in options.items():
-        if key in _SHOALS:
-            raise ValueError(f"{name} can't have {key}: Shoal sets that itself for each replica")
         check = _CHECKS.get(key)
         if check is None:
-            raise ValueError(f"{name} has no {key!r}; it has {', '.join(_CHECKS)}")
+            # Shoal's supervisor restarts replicas and retries work, all replicas share their
+            # options, and an actor ends with the program.
+            raise ValueError(
+                f"{name} has no {key!r}; it has {', '.join(_CHECKS)}, and Shoal sets the other "
+                "options of Ray itself"
+            )
         if given is not None:
             check(f"{key} in {name}", given)
     if options.get(BUNDLES) is None:

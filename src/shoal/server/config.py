@@ -95,10 +95,10 @@ class FrontEndListener(Protocol):
     ended: anyio.Event  # set when all workers have ended, after a drain
 
     @property
-    def started(self) -> Callable[[str], object]: ...  # called with the URL
+    def connections(self) -> CountedConnections | None: ...
 
     @property
-    def connections(self) -> CountedConnections | None: ...
+    def started(self) -> Callable[[str], object]: ...  # called with the URL
 
     async def run(self) -> None:
         """Keeps the workers running until the server drains and they have ended."""

@@ -70,19 +70,6 @@ NOBODY: Final = Receiver()
 class Transport:
     """A connected stream socket, which this object owns."""
 
-    __slots__ = (
-        "_awaits_room",
-        "_counts",
-        "_later",
-        "_poller",
-        "_socket",
-        "fd",
-        "is_open",
-        "is_paused",
-        "receiver",
-        "unsent",
-    )
-
     receiver: Receiver  # to be set before `start`
 
     def __init__(

@@ -25,7 +25,7 @@ from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.replies import PendingCall, Replies
-from shoal.replicas.process.wire.connection import AnsweredCall
+from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
 from shoal.replicas.process.wire.messages import (
@@ -42,14 +42,14 @@ from shoal.replicas.process.wire.open_batch import OpenStart, packed_news, take_
 from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.open_relay import OpenNews
     from shoal.core.request import Batch, Request
     from shoal.errors import ReplicaDied
     from shoal.replicas.code.endpoint_call import CallOut
-    from shoal.replicas.process.wire.connection import FrameConnection
+    from shoal.replicas.process.wire.frames import FrameReader
     from shoal.replicas.process.wire.shared_memory import SharedMemory
 
 
@@ -66,10 +66,14 @@ class Peer(Protocol):
 
     shared_memory: SharedMemory | None
 
-    def connections(
-        self, on_invalid_frame: Callable[[Exception], object]
-    ) -> tuple[FrameConnection, FrameConnection]:
-        """Returns the data channel and the control channel, which may be one connection."""
+    @property
+    def reader(self) -> FrameReader | None:
+        """That of the data channel, if it has bytes or a limit already."""
+        ...
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """The sockets for data and for control; they may be the same one."""
         ...
 
     def kill(self, reason: str | None = None) -> None: ...
@@ -91,7 +95,10 @@ class Conversation:
         def on_invalid_frame(error: Exception) -> None:
             worker.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
 
-        self.data, self.control = worker.connections(on_invalid_frame)
+        data, control = worker.sockets
+        self.data = self.control = FrameConnection[FrameKind](data, worker.reader, on_invalid_frame)
+        if control is not data:
+            self.control = FrameConnection(control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
         self.calls_out = CallOutRunner(partial(_send_on, self.control), dumps)
         # Set when work is under way.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch
     from shoal.replicas.code.instance import Description
     from shoal.replicas.process.calls import Conversation
+
+logger: Final = logging.getLogger("shoal.replicas")
 
 CLOSING_S: Final = 4.0
 """How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
@@ -86,6 +89,15 @@ class ConversingReplica(Replica):
         description: Description = await conversation.ask(FrameKind.START, packed(message))
         path = self.blueprint.definition.import_path
         return received(description, path and split_import_path(path)[0])
+
+    async def _close_code(self, conversation: Conversation, ended: anyio.Event) -> None:
+        """Closes the code, and waits until its end, for some seconds at most."""
+        conversation.close_worker()
+        limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
+        with anyio.move_on_after(limit_s):
+            await ended.wait()
+        if not ended.is_set():
+            logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
 
     def _working(self) -> Conversation:
         death = self._death()

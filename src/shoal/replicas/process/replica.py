@@ -21,7 +21,6 @@ and the package `child` (the worker's program).
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -35,7 +34,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.conversing import CLOSING_S, ConversingReplica
+from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.start import (
     StartMessage,
     main_script,
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
-
-logger: Final = logging.getLogger("shoal.replicas")
 
 _MEMORY_PERIOD_S: Final = 0.2
 
@@ -185,12 +182,7 @@ class ProcessReplica(ConversingReplica):
         await self._to_end.wait()
         if self._is_stopped and self._reason is None and not worker.ended.is_set():
             worker.was_stopped = True
-            conversation.close_worker()
-            limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
-            with anyio.move_on_after(limit_s):
-                await worker.ended.wait()
-            if not worker.ended.is_set():
-                logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
+            await self._close_code(conversation, worker.ended)
             if self._reason is None:
                 return
         await worker.ended.wait()

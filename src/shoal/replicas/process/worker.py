@@ -22,7 +22,6 @@ import anyio
 import anyio.to_thread
 
 from shoal.errors import ReplicaDied
-from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import PROTOCOL
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.current import Identity
     from shoal.replicas.placements import ProcessOptions
+    from shoal.replicas.process.wire.frames import FrameReader
 
 _CHUNK: Final = 2**16
 _LONGEST_LINE: Final = 2**14
@@ -48,6 +48,8 @@ _SOCKET_BUFFER: Final = 2**20
 class Worker:
     """A worker process; the constructor starts it."""
 
+    reader: FrameReader | None = None
+
     def __init__(self, identity: Identity, options: ProcessOptions) -> None:
         self._tag = identity.replica
         self._reason: str | None = None
@@ -60,11 +62,12 @@ class Worker:
         # The name of the signal that ended it; None before, and if none did.
         self.signal: str | None = None
         # For work. The control channel is for messages that must not wait behind work.
-        self.data, data = socket.socketpair()
-        for end in (self.data, data):
+        own_data, data = socket.socketpair()
+        for end in (own_data, data):
             # Data that does not fit into shared memory is sent through it in pieces of this size.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-        self.control, control = socket.socketpair()
+        own_control, control = socket.socketpair()
+        self.sockets = own_data, own_control
         held, self._lifeline = os.pipe()
         self.shared_memory: SharedMemory | None = None
         memory: int | None = None
@@ -103,12 +106,6 @@ class Worker:
         log = logging.getLogger(f"shoal.replica.{identity.backend}")
         self.stdout = Output(self._process.stdout, log, self._tag)
         self.stderr = Output(self._process.stderr, log, self._tag)
-
-    def connections(
-        self, on_invalid_frame: Callable[[Exception], object]
-    ) -> tuple[FrameConnection, FrameConnection]:
-        data = FrameConnection(self.data, on_invalid_frame=on_invalid_frame)
-        return data, FrameConnection(self.control, on_invalid_frame=on_invalid_frame)
 
     async def watch(self, on_end: Callable[[], object]) -> None:
         """Waits for the end of the process, even when cancelled, and reaps it."""
@@ -190,8 +187,8 @@ class Worker:
         self.ended.set()
 
     def _close_descriptors(self) -> None:
-        self.data.close()
-        self.control.close()
+        for sock in self.sockets:
+            sock.close()
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.errors import ReplicaDied
-from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.ray.actor import STOPPED
 from shoal.replicas.ray.cluster import death_of, ray
 from shoal.replicas.remote.sockets import allow_pauses, connect
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.core.addresses import ModelServerAddress
+    from shoal.replicas.process.wire.frames import FrameReader
     from shoal.replicas.process.wire.shared_memory import SharedMemory
     from shoal.replicas.ray.placing import NewActor
 
@@ -35,6 +35,7 @@ _DISCONNECTED: Final = "was lost: its connection was closed"
 
 class Link:
     shared_memory: SharedMemory | None = None
+    reader: FrameReader | None = None
 
     def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
         # How the link ended, for messages, and Ray's error, if any.
@@ -47,7 +48,7 @@ class Link:
         self._tag = tag
         self._grace_s = cancel_grace_s
         self._actor: Any = None
-        self._sockets: list[Any] = []
+        self.sockets: list[Any] = []
         self._is_gone = anyio.Event()
 
     def own(self, actor: NewActor, soon: Callable[..., object]) -> None:
@@ -67,8 +68,8 @@ class Link:
         try:
             node, address = actor.ready.result()
             for _ in range(2):
-                self._sockets.append(await connect(address, actor.token))
-            allow_pauses(self._sockets[0])
+                self.sockets.append(await connect(address, actor.token))
+            allow_pauses(self.sockets[0])
         except Exception as error:
             if address is None:
                 self.finish(f"died: {death_of(error) or error!r}", error)
@@ -76,15 +77,6 @@ class Link:
                 self.finish(f"can't be reached at {address}: {error}", error)
             raise self.death() from None
         return node
-
-    def connections(
-        self, on_invalid_frame: Callable[[Exception], object]
-    ) -> tuple[FrameConnection, FrameConnection]:
-        data, control = self._sockets
-        return (
-            FrameConnection(data, on_invalid_frame=on_invalid_frame),
-            FrameConnection(control, on_invalid_frame=on_invalid_frame),
-        )
 
     def kill(self, reason: str | None = None) -> None:
         self.finish(f"was killed: {reason}")
@@ -120,7 +112,7 @@ class Link:
                 await self._is_gone.wait()
 
     def close(self) -> None:
-        for sock in self._sockets:
+        for sock in self.sockets:
             sock.close()
 
     def _is_to_end(self, ending: Future[str]) -> None:

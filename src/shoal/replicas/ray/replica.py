@@ -28,7 +28,7 @@ from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.placements import RayOptions
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.conversing import CLOSING_S, ConversingReplica
+from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
 from shoal.replicas.ray.actor import STOPPED
@@ -45,7 +45,6 @@ from shoal.replicas.ray.placing import (
     ReplicaGroup,
     actor_options,
     asked_of_ray,
-    free_resources,
     new_actor,
 )
 from shoal.replicas.scopes import Beside
@@ -63,8 +62,7 @@ _PATIENCE_S: Final = 10.0
 _LOOK_PERIOD_S: Final = 2.0
 # How long the program may be without a Ray node before it fails its liveness check.
 _LOST_S: Final = 60.0
-# How long Ray may take to say what it has free.
-_ROOM_S: Final = 2.0
+_SEE_ROOM: Final = "; see `ray status` for what is free"
 # Ray notices a frozen node after 66 s by default, and then says so. An actor that does not answer
 # for this long counts as dead. Its code may hold the GIL for nearly as long.
 _PING_PERIOD_S: Final = 5.0
@@ -140,7 +138,7 @@ class RayReplica(ConversingReplica):
         else:
             why = f"was not ready within {self._limit_s:g} s ({self._limited_by}): {self._doing}"
             if self._pending is not None:
-                why += await self._room()
+                why += _SEE_ROOM
         try:
             is_lost = lost_for_s() > _LOST_S
             raise ReplicaNotStarted(f"{self.tag} {why}", needs_restart=is_lost) from cause
@@ -199,8 +197,7 @@ class RayReplica(ConversingReplica):
                 self._link.finish("was lost: the program has called ray.shutdown()")
             if not has_said:
                 has_said = True
-                room = await self._room()
-                logger.warning("%s waits: %s%s", self.tag, self._doing, room)
+                logger.warning("%s waits: %s%s", self.tag, self._doing, _SEE_ROOM)
             with suppress(OSError):  # the head node does not answer
                 if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
                     self._link.finish("was lost: the Ray node of this program has died")
@@ -222,12 +219,6 @@ class RayReplica(ConversingReplica):
             if leaving and self.on_leaving is not None:
                 self.on_leaving(f"Ray is draining its node {min(leaving)}")
 
-    async def _room(self) -> str:
-        free: str | None = None
-        with anyio.move_on_after(_ROOM_S), suppress(Exception):
-            free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
-        return "" if free is None else f"; of the cluster's resources, {free}"
-
     async def _read_control(self, conversation: Conversation) -> None:
         await conversation.read_control()
         await self._link.lose()
@@ -244,16 +235,13 @@ class RayReplica(ConversingReplica):
     async def _close(self) -> None:
         assert self._conversation is not None
         self._link.is_closing = True
-        self._conversation.close_worker()
-        limit_s = self.blueprint.options.cancel_grace_s + CLOSING_S
-        with anyio.move_on_after(limit_s) as waiting:
-            await self._link.ended.wait()
+        await self._close_code(self._conversation, self._link.ended)
+        if self._link.end is None:
+            return
         ending = self._link.ending
-        if waiting.cancelled_caught:
-            logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
-        elif ending is None:
+        if ending is None:
             raise self._link.death()
-        elif ending != STOPPED:
+        if ending != STOPPED:
             logger.error("%s: close() failed: %s", self.tag, ending)
 
     async def _remove_group(self) -> None:

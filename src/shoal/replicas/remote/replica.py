@@ -23,7 +23,6 @@ from shoal.failures.exceptions import ungrouped
 from shoal.replicas.contract import Replica
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica, packed_batch
-from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.remote.handshake import token_in
@@ -32,7 +31,7 @@ from shoal.replicas.remote.sockets import connect
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Sequence
 
     from anyio.abc import TaskStatus
 
@@ -56,8 +55,8 @@ class RemoteReplica(ConversingReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._address = model_server_address("the address of a model server", blueprint.address)
-        self._reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
-        self._socket: Any = None
+        self.reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
+        self.sockets: Sequence[Any] = ()
         self._is_draining = False
         self._under_way = 0
 
@@ -69,7 +68,7 @@ class RemoteReplica(ConversingReplica):
         limit_s = self.blueprint.options.start_timeout_s
         with anyio.move_on_after(limit_s) as starting:
             self._check_not_ended()
-            self._socket = await self._connected()
+            self.sockets = [await self._connected()] * 2
             await self._serve(starting, task_status)
         if starting.cancelled_caught and self._description is None:
             raise ReplicaNotStarted(
@@ -107,12 +106,6 @@ class RemoteReplica(ConversingReplica):
 
     async def check_health(self) -> None:
         await self._working().ask_beside(FrameKind.HEALTH)
-
-    def connections(
-        self, on_invalid_frame: Callable[[Exception], object]
-    ) -> tuple[FrameConnection, FrameConnection]:
-        connection = FrameConnection(self._socket, self._reader, on_invalid_frame)
-        return connection, connection
 
     def death(self) -> ReplicaDied:
         why = self._reason or "its connection was closed"
@@ -152,7 +145,7 @@ class RemoteReplica(ConversingReplica):
             async with ungrouped() as tasks:
                 tasks.start_soon(beside.run, conversation.data.write)
                 tasks.start_soon(beside.run, self._read, conversation)
-                tasks.start_soon(beside.run, keep_alive, conversation.data, self._reader, self.kill)
+                tasks.start_soon(beside.run, keep_alive, conversation.data, self.reader, self.kill)
                 tasks.start_soon(beside.run, self._end_conversation, conversation)
                 try:
                     self._description = await self._start(conversation)

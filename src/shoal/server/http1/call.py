@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -63,11 +64,6 @@ WITHOUT_BODY: Final = frozenset({204, 304})
 END: Final = b"\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS: Final = (
-    *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
-    *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
-)
 
 
 class CallConnection(Protocol):
@@ -418,10 +414,4 @@ def error_answer(status: int, body: bytes = b"") -> bytes:
 
 @lru_cache(maxsize=1)
 def http_date(at: int) -> bytes:
-    # `time.strftime` depends on the locale, and `email.utils` takes longer to load than HTTP/1.1.
-    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
-    text = (
-        f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
-        f" {hour:02}:{minute:02}:{second:02} GMT"
-    )
-    return text.encode("ascii")
+    return formatdate(at, usegmt=True).encode("ascii")

@@ -48,12 +48,6 @@ SwitchProtocol: TypeAlias = Callable[
 
 
 class Http1Connection(Receiver):
-    __slots__ = (
-        *("_awaited", "_began_at", "_call", "_is_closed", "_is_ending", "_known_host", "_name"),
-        *("_parser", "_peer", "_released", "_scope", "_switch_protocol", "_tasks", "_timeout"),
-        *("changed", "received", "shared", "transport", "waiter"),
-    )
-
     def __init__(
         self,
         shared: Shared,
