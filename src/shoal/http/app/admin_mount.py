@@ -6,6 +6,7 @@ at the public one with a token.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -76,42 +77,33 @@ class AdminListener:
         await page.answer(exchange)
 
 
+@dataclass
 class AppAdmin:
     """The admin API of an `App`, as an ASGI application with the `App` behind it."""
 
     # Until the application is open, and for lifespan messages, the application itself answers.
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        token: str | None,
-        allowed_modules: Sequence[str],
-        behind: ASGIApp | None = None,
-    ) -> None:
-        self._app = app
-        self._behind: ASGIApp = app if behind is None else behind
-        self._token = token
-        self._allowed_modules = allowed_modules
-        self._admin_listener: AdminListener | None = None
+    app: App
+    token: str | None
+    allowed_modules: Sequence[str]
+    behind: ASGIApp | None = None
+    _admin_listener: AdminListener | None = None
 
     def count_refusal(self, status: int, took_s: float) -> None:
-        self._app.count_refusal(status, took_s)
+        self.app.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        admin = self._admin_listener or self._open()
-        if scope["type"] == "lifespan" or admin is None:
-            await self._behind(scope, receive, send)
+        if self._admin_listener is None:
+            self._admin_listener = self._opened()
+        if scope["type"] == "lifespan" or self._admin_listener is None:
+            await (self.behind or self.app)(scope, receive, send)
         else:
-            await admin(scope, receive, send)
+            await self._admin_listener(scope, receive, send)
 
-    def _open(self) -> AdminListener | None:
-        controller = self._app.controller
-        if controller is not None:
-            settings, modules = self._app.settings, self._allowed_modules
-            api = AdminApi(
-                controller, token=self._token, allowed_modules=modules, settings=settings
-            )
-            dashboard = self._app.own_pages.dashboard
-            self._admin_listener = AdminListener(api, self._behind, dashboard)
-        return self._admin_listener
+    def _opened(self) -> AdminListener | None:
+        app, controller = self.app, self.app.controller
+        if controller is None:
+            return None
+        token, modules = self.token, self.allowed_modules
+        api = AdminApi(controller, token=token, allowed_modules=modules, settings=app.settings)
+        return AdminListener(api, self.behind or app, app.own_pages.dashboard)

@@ -123,7 +123,9 @@ class EndpointRoute(Route):
                 return
             item = codec.item(exchange, body)
             if exchange.ahead is not None and may_be_decoded_ahead(exchange):
-                self._teach(exchange, codec)
+                description = codec.description(self._options)
+                if description is not None:
+                    exchange.teach(codec.decoder, description)
         if call.streams:
             await self._answer_with_stream(call, exchange, codec, item)
         else:
@@ -132,12 +134,6 @@ class EndpointRoute(Route):
     def _takes(self, found: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
         return found.converters is None and found.made_by(self._make_codec).decoder == decoder
-
-    def _teach(self, exchange: Exchange, codec: JsonCodec) -> None:
-        """Has the front end decode such requests, if it can."""
-        description = codec.description(self._options)
-        if description is not None:
-            exchange.teach(codec.decoder, description)
 
     async def _answer_converted(
         self,
@@ -296,11 +292,11 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
         raise TypeError(f"a Response has a status from 200 to 599, not {status!r}")
     if body is None:  # a StreamingResponse or a FileResponse
         await _answer_by_asgi(exchange, response)
-        return
-    headers = headers_of_code(response.raw_headers)
-    media_type = dict(headers).get(b"content-type", b"application/octet-stream")
-    headers = [pair for pair in headers if pair[0] != b"content-type"]
-    await exchange.answer(status, media_type, bytes(body), headers)
+    else:
+        headers = headers_of_code(response.raw_headers)
+        media_type = dict(headers).get(b"content-type", BYTES)
+        headers = [pair for pair in headers if pair[0] != b"content-type"]
+        await exchange.answer(status, media_type, bytes(body), headers)
     if response.background is not None:
         await response.background()
 
@@ -339,8 +335,6 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
         if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open
             with anyio.CancelScope(shield=True):
                 await pieces.aclose()
-    if response.background is not None:
-        await response.background()
 
 
 def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
