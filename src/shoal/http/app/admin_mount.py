@@ -7,7 +7,6 @@ at the public one with a token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.asgi.extensions import DISCONNECT
@@ -17,7 +16,7 @@ from shoal.http.requests.dispatch import (
     ProblemRoute,
     Route,
     RouteDispatcher,
-    other_route,
+    route_for,
 )
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_found
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
     from shoal.http.dashboard.dashboard import Dashboard
-    from shoal.http.requests.exchange import Exchange
 
 
 class AdminListener:
@@ -41,6 +39,7 @@ class AdminListener:
         self, api: AdminApi, behind: ASGIApp | None = None, dashboard: Dashboard | None = None
     ) -> None:
         self._dashboard = dashboard
+        self._pages = {} if dashboard is None else dashboard.pages(api.check_reader)
         self._behind = behind
         self._dispatcher = RouteDispatcher(SharedParts(api.settings))
         self._api = api
@@ -49,16 +48,12 @@ class AdminListener:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         path = split_path(scope)[1] if is_http else ""
-        dashboard = self._dashboard
+        page = self._pages.get(path)
         if path.startswith(API):
             # The API checks the methods of its paths itself.
             route: Route = self._api_page
-        elif (
-            dashboard is not None and path in dashboard.pages and not dashboard.is_public_to(scope)
-        ):
-            route = Page(partial(self._answer_page, dashboard.pages[path]))
-            if scope["method"] != "GET":
-                route = other_route(scope["method"], {"GET": route})
+        elif page and self._dashboard and not self._dashboard.is_public_to(scope):
+            route = page if scope["method"] == "GET" else route_for(scope["method"], {"GET": page})
         elif self._behind is not None:
             await self._behind(scope, receive, send)
             return
@@ -71,10 +66,6 @@ class AdminListener:
         dispatcher = RouteDispatcher(SharedParts(self._api.settings))
         async with dispatcher.shared.departures.watching():
             await dispatcher.answer(scope, receive, send, route)
-
-    async def _answer_page(self, page: Page, exchange: Exchange) -> None:
-        self._api.check_reader(exchange)
-        await page.answer(exchange)
 
 
 @dataclass

@@ -257,8 +257,9 @@ def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
     return {**scope, "path_params": {**scope.get("path_params", {}), **match.params}}
 
 
-def other_route(method: str, routes: Mapping[str, Route]) -> Route:
-    """Returns the route for a method that none of the routes at a path is for."""
+def route_for(method: str, routes: Mapping[str, Route]) -> Route:
+    if method in routes:
+        return routes[method]
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":
