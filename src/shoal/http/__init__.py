@@ -5,7 +5,7 @@ protocol. The protocols are `json` (Shoal's own), `websocket`, `openai` and `oip
 describes the endpoints, `admin` operates them, and `dashboard` shows them. The package knows
 ASGI, and no server.
 
-`MediaType` annotates the media type of a result. A protocol of your own implements `HttpProtocol`
+A protocol of your own implements `HttpProtocol`
 and `ProtocolRoutes`.
 """
 
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from shoal.http.json.endpoint import MediaType
     from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 __all__ = [
     "HttpProtocol",
-    "MediaType",
     "ProtocolRoutes",
 ]
 
 _WHERE: Final = {
-    "shoal.http.json.endpoint": ("MediaType",),
     "shoal.http.requests.protocol": ("HttpProtocol", "ProtocolRoutes"),
 }
 

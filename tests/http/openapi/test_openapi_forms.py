@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse
 from test_openapi import document
 
 import shoal
-from shoal.http import MediaType
 
 pytestmark = [pytest.mark.one_loop, pytest.mark.slow]
 
@@ -91,12 +90,6 @@ async def test_the_time_limit_is_a_header_of_seconds():
 def as_bytes(item: int) -> bytes: ...
 
 
-def as_picture(item: int) -> Annotated[bytes, MediaType("image/png")]: ...
-
-
-async def as_pictures(items: list[int]) -> list[Annotated[bytes, MediaType("image/png")]]: ...
-
-
 def as_bytes_or_text(item: int) -> bytes | str: ...
 
 
@@ -117,8 +110,6 @@ AS_JSON = {JSON, MSGPACK, "application/x-ndjson"}
     ("handler", "media_types"),
     [
         (as_bytes, {OCTETS}),
-        (as_picture, {"image/png"}),
-        (as_pictures, {"image/png"}),
         (as_bytes_or_text, {*AS_JSON, OCTETS}),
         (as_array, {*AS_JSON, "application/x-npy"}),
         (as_anything, {*AS_JSON, OCTETS}),

@@ -6,7 +6,7 @@ at the public one with a token.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.asgi.extensions import DISCONNECT
@@ -16,7 +16,7 @@ from shoal.http.requests.dispatch import (
     ProblemRoute,
     Route,
     RouteDispatcher,
-    other_route,
+    route_for,
 )
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_found
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
     from shoal.http.dashboard.dashboard import Dashboard
-    from shoal.http.requests.exchange import Exchange
 
 
 class AdminListener:
@@ -40,6 +39,7 @@ class AdminListener:
         self, api: AdminApi, behind: ASGIApp | None = None, dashboard: Dashboard | None = None
     ) -> None:
         self._dashboard = dashboard
+        self._pages = {} if dashboard is None else dashboard.pages(api.check_reader)
         self._behind = behind
         self._dispatcher = RouteDispatcher(SharedParts(api.settings))
         self._api = api
@@ -48,16 +48,12 @@ class AdminListener:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         path = split_path(scope)[1] if is_http else ""
-        dashboard = self._dashboard
+        page = self._pages.get(path)
         if path.startswith(API):
             # The API checks the methods of its paths itself.
             route: Route = self._api_page
-        elif (
-            dashboard is not None and path in dashboard.pages and not dashboard.is_public_to(scope)
-        ):
-            route = Page(partial(self._answer_page, dashboard.pages[path]))
-            if scope["method"] != "GET":
-                route = other_route(scope["method"], {"GET": route})
+        elif page and self._dashboard and not self._dashboard.is_public_to(scope):
+            route = page if scope["method"] == "GET" else route_for(scope["method"], {"GET": page})
         elif self._behind is not None:
             await self._behind(scope, receive, send)
             return
@@ -71,47 +67,34 @@ class AdminListener:
         async with dispatcher.shared.departures.watching():
             await dispatcher.answer(scope, receive, send, route)
 
-    async def _answer_page(self, page: Page, exchange: Exchange) -> None:
-        self._api.check_reader(exchange)
-        await page.answer(exchange)
 
-
+@dataclass
 class AppAdmin:
     """The admin API of an `App`, as an ASGI application with the `App` behind it."""
 
     # Until the application is open, and for lifespan messages, the application itself answers.
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        token: str | None,
-        allowed_modules: Sequence[str],
-        behind: ASGIApp | None = None,
-    ) -> None:
-        self._app = app
-        self._behind: ASGIApp = app if behind is None else behind
-        self._token = token
-        self._allowed_modules = allowed_modules
-        self._admin_listener: AdminListener | None = None
+    app: App
+    token: str | None
+    allowed_modules: Sequence[str]
+    behind: ASGIApp | None = None
+    _admin_listener: AdminListener | None = None
 
     def count_refusal(self, status: int, took_s: float) -> None:
-        self._app.count_refusal(status, took_s)
+        self.app.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        admin = self._admin_listener or self._open()
-        if scope["type"] == "lifespan" or admin is None:
-            await self._behind(scope, receive, send)
+        if self._admin_listener is None:
+            self._admin_listener = self._opened()
+        if scope["type"] == "lifespan" or self._admin_listener is None:
+            await (self.behind or self.app)(scope, receive, send)
         else:
-            await admin(scope, receive, send)
+            await self._admin_listener(scope, receive, send)
 
-    def _open(self) -> AdminListener | None:
-        controller = self._app.controller
-        if controller is not None:
-            settings, modules = self._app.settings, self._allowed_modules
-            api = AdminApi(
-                controller, token=self._token, allowed_modules=modules, settings=settings
-            )
-            dashboard = self._app.own_pages.dashboard
-            self._admin_listener = AdminListener(api, self._behind, dashboard)
-        return self._admin_listener
+    def _opened(self) -> AdminListener | None:
+        app, controller = self.app, self.app.controller
+        if controller is None:
+            return None
+        token, modules = self.token, self.allowed_modules
+        api = AdminApi(controller, token=token, allowed_modules=modules, settings=app.settings)
+        return AdminListener(api, self.behind or app, app.own_pages.dashboard)

@@ -92,7 +92,8 @@ class Pages:
         for name, answer in pages.items():
             table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
         if self._settings.dashboard is not False:
-            for path, page in self.dashboard.public_pages().items():
+            public = self.dashboard.pages(self.dashboard.check_public, is_public=True)
+            for path, page in public.items():
                 table.add(path, ("GET",), page)
         if self._settings.landing_page:
             table.add("/", ("GET",), Page(self._answer_landing))

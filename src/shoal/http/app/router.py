@@ -18,7 +18,7 @@ from shoal.http.requests.dispatch import (
     PathTable,
     ProblemRoute,
     Route,
-    other_route,
+    route_for,
     with_params,
 )
 from shoal.http.requests.exchange import split_path
@@ -149,7 +149,7 @@ class AppRouter:
             method = scope["method"]
             match = self.at(path, method)
             if match is not None:
-                route = match.routes.get(method) or other_route(method, match.routes)
+                route = match.routes.get(method) or route_for(method, match.routes)
                 if match.params:
                     scope = with_params(scope, match)
                 return self._dispatcher.answer(scope, receive, send, route)

@@ -19,7 +19,7 @@ from shoal.observe.failures import FailureLog
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from starlette.types import Scope
 
@@ -44,7 +44,6 @@ _POLICY: Final = (
 )
 _PACKAGE: Final = "shoal.http.dashboard"
 _KEPT_S: Final = 3600  # how long browsers may keep the files of others, which rarely change
-_FEED: Final = f"{DASHBOARD}/feed"
 _LOCAL: Final = Guard(None)
 
 
@@ -53,11 +52,6 @@ class Dashboard:
         self._settings = settings
         self._controller = controller
         self._failures = FailureLog()
-        self.pages: Mapping[str, Page] = {
-            DASHBOARD: Page(self._answer_page),
-            _FEED: Page(self._answer_feed),
-            **{f"{DASHBOARD}/{name}": Page(self._answer_file) for name in FILES},
-        }
 
     def observe(self, controller: Controller) -> None:
         controller.observers.add(self._failures, only_failures=True)
@@ -74,11 +68,7 @@ class Dashboard:
             return False
         return True
 
-    def public_pages(self) -> dict[str, Page]:
-        pages = {**self.pages, _FEED: Page(partial(self._answer_feed, is_public=True))}
-        return {path: Page(partial(self._answer_public, one)) for path, one in pages.items()}
-
-    async def _answer_public(self, public: Page, exchange: Exchange) -> None:
+    def check_public(self, exchange: Exchange) -> None:
         if not self.is_public_to(exchange.scope):
             title = "The dashboard is not public here"
             detail = (
@@ -86,23 +76,30 @@ class Dashboard:
                 "with dashboard=True."
             )
             raise Refused(Problem(403, "dashboard-not-public", title, detail))
-        await public.answer(exchange)
 
-    async def _answer_page(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.pages import index_page
+    def pages(
+        self, check: Callable[[Exchange], object], *, is_public: bool = False
+    ) -> dict[str, Page]:
+        """Returns the page, its feed and its files by path, for requests that pass a check."""
+        page = Page(partial(self._answer, check, is_public=is_public))
+        paths = [DASHBOARD, *(f"{DASHBOARD}/{name}" for name in ("feed", *FILES))]
+        return dict.fromkeys(paths, page)
 
-        await exchange.answer(200, *index_page(_PACKAGE, self._settings.title, _POLICY))
+    async def _answer(
+        self, check: Callable[[Exchange], object], exchange: Exchange, *, is_public: bool
+    ) -> None:
+        from shoal.http.openapi.pages import index_page, page_file
 
-    async def _answer_file(self, exchange: Exchange) -> None:
-        from shoal.http.openapi.pages import page_file
-
-        accept = exchange.headers.get(b"accept-encoding", b"")
+        check(exchange)
         name = exchange.scope["path"].rpartition("/")[2]
-        max_age_s = _KEPT_S if name.startswith("uPlot") else 0
-        await exchange.answer(200, *page_file(_PACKAGE, name, accept, max_age_s))
-
-    async def _answer_feed(self, exchange: Exchange, *, is_public: bool = False) -> None:
-        await self._feed.answer(exchange, is_public=is_public)
+        if name == "feed":
+            await self._feed.answer(exchange, is_public=is_public)
+        elif name == "dashboard":
+            await exchange.answer(200, *index_page(_PACKAGE, self._settings.title, _POLICY))
+        else:
+            accept = exchange.headers.get(b"accept-encoding", b"")
+            max_age_s = _KEPT_S if name.startswith("uPlot") else 0
+            await exchange.answer(200, *page_file(_PACKAGE, name, accept, max_age_s))
 
     @cached_property
     def _feed(self) -> Feed:

@@ -23,13 +23,15 @@ from shoal.http.requests.shared_parts import SharedParts
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Scope
+    from starlette.types import Scope
 
 _LIBRARIES: Final = sys.stdlib_module_names | {
     *("annotated_types", "numpy", "pydantic", "pydantic_core", "typing_extensions")
 }
 # The types of defaults; the last for a parameter without one.
 _PLAIN: Final = frozenset({bool, int, float, str, bytes, type(None), type(Signature.empty)})
+# The body has been received, and a decoder sends no response.
+_UNUSED: Final[Any] = None
 # It imports what the client names.
 _REFUSED: Final = "ImportString"
 
@@ -49,7 +51,7 @@ class Decoder:
     @held
     def pickled_item(self, scope: Scope, body: bytes) -> bytes:
         """Returns the item, pickled; raises any exception for a body that it can't decode."""
-        exchange = Exchange(self._shared, scope, _receive, _send)
+        exchange = Exchange(self._shared, scope, _UNUSED, _UNUSED)
         if len(body) > self.most_bytes or not may_be_decoded_ahead(exchange):
             raise ValueError("it is for the server's process")
         return dumps(self._read(exchange, body), 5)
@@ -70,14 +72,6 @@ def may_be_decoded_ahead(exchange: Exchange) -> bool:
         and b"content-encoding" not in headers
         and b"x-serve-call-method" not in headers
     )
-
-
-async def _receive() -> Message:
-    raise RuntimeError("the body has been received")
-
-
-async def _send(_message: Message) -> None:
-    raise RuntimeError("a decoder sends no response")
 
 
 def description_of(signature: Signature, settings: HttpOptions) -> bytes | None:

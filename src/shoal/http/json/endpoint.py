@@ -12,7 +12,7 @@ The forms of a result are these; `stream_forms` has those of a stream:
 ==============================  =================================================================
 the result is                   the response is
 ==============================  =================================================================
-bytes                           these, as ``application/octet-stream`` or the given `MediaType`
+bytes                           these, as ``application/octet-stream``
 a numpy array                   a ``.npy`` file, if ``Accept`` asks for ``application/x-npy``
 anything                        MessagePack, if ``Accept`` asks for ``application/msgpack``
 anything                        JSON
@@ -25,12 +25,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from json import JSONDecodeError
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
 from pydantic import ValidationError
@@ -123,7 +122,9 @@ class EndpointRoute(Route):
                 return
             item = codec.item(exchange, body)
             if exchange.ahead is not None and may_be_decoded_ahead(exchange):
-                self._teach(exchange, codec)
+                description = codec.description(self._options)
+                if description is not None:
+                    exchange.teach(codec.decoder, description)
         if call.streams:
             await self._answer_with_stream(call, exchange, codec, item)
         else:
@@ -132,12 +133,6 @@ class EndpointRoute(Route):
     def _takes(self, found: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
         return found.converters is None and found.made_by(self._make_codec).decoder == decoder
-
-    def _teach(self, exchange: Exchange, codec: JsonCodec) -> None:
-        """Has the front end decode such requests, if it can."""
-        description = codec.description(self._options)
-        if description is not None:
-            exchange.teach(codec.decoder, description)
 
     async def _answer_converted(
         self,
@@ -214,35 +209,6 @@ def _check_count(item: Any, count: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MediaType:
-    """The media type of the bytes that a handler returns.
-
-    ::
-
-        def plot(sizes: list[int]) -> list[Annotated[bytes, MediaType("image/png")]]: ...
-
-    Attributes:
-        name: The media type.
-    """
-
-    name: str
-
-    def __post_init__(self) -> None:
-        name: Any = self.name
-        if not isinstance(name, str):
-            raise TypeError(f'MediaType takes text, such as "image/png", not {name!r}')
-        if "/" not in name or not name.isascii() or not name.isprintable():
-            raise ValueError(f'{name!r} is not a media type; write MediaType("image/png")')
-
-
-def media_type_of(annotation: Any) -> bytes | None:
-    for one in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
-        if isinstance(one, MediaType):
-            return one.name.encode("ascii")
-    return None
-
-
 class JsonCodec(Codec):
     """Shoal's own protocol; the signature is that of a call with one item."""
 
@@ -250,7 +216,6 @@ class JsonCodec(Codec):
         self._read, self.takes, _, self.lines = reader_for(signature)
         parameters = list(signature.parameters.values())
         self._query = None if takes_body("GET", parameters) else QueryReader(signature)
-        self._of_bytes = media_type_of(signature.return_annotation) or BYTES
         self._signature = signature
         self._description: bytes | None = None
         self.decoder = 0  # its number, once it was described
@@ -279,7 +244,7 @@ class JsonCodec(Codec):
         if isinstance(result, Response):
             await _answer_with_response(exchange, result)
             return
-        media_type, body = written(result, accept or b"", self._of_bytes)
+        media_type, body = written(result, accept or b"")
         headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
         if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
             headers.append(VARIES)
@@ -296,11 +261,11 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
         raise TypeError(f"a Response has a status from 200 to 599, not {status!r}")
     if body is None:  # a StreamingResponse or a FileResponse
         await _answer_by_asgi(exchange, response)
-        return
-    headers = headers_of_code(response.raw_headers)
-    media_type = dict(headers).get(b"content-type", b"application/octet-stream")
-    headers = [pair for pair in headers if pair[0] != b"content-type"]
-    await exchange.answer(status, media_type, bytes(body), headers)
+    else:
+        headers = headers_of_code(response.raw_headers)
+        media_type = dict(headers).get(b"content-type", BYTES)
+        headers = [pair for pair in headers if pair[0] != b"content-type"]
+        await exchange.answer(status, media_type, bytes(body), headers)
     if response.background is not None:
         await response.background()
 
@@ -339,16 +304,14 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
         if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open
             with anyio.CancelScope(shield=True):
                 await pieces.aclose()
-    if response.background is not None:
-        await response.background()
 
 
-def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
+def written(value: Any, accept: bytes) -> tuple[bytes, bytes]:
     """Returns the media type and the bytes of a result; raises TypeError if it has no form."""
     if type(value) is memoryview:
         value = of_memoryview(value)
     if type(value) in BYTES_TYPES:
-        return media_type, bytes(value)
+        return BYTES, bytes(value)
     accepted = weights(accept) if accept else {}
     if prefers(accepted, NPY, JSON):
         array = as_npy(value)

@@ -14,7 +14,7 @@ from shoal.asgi.headers import PROBLEM_JSON
 from shoal.batching.handlers.annotations import bare
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.json.arrays import NPY
-from shoal.http.json.endpoint import BYTES, BYTES_TYPES, media_type_of
+from shoal.http.json.endpoint import BYTES, BYTES_TYPES
 from shoal.http.json.msgpack import MSGPACK, has_msgpack
 from shoal.http.json.stream_forms import JsonLinesForm, ServerSentEvents
 from shoal.http.openapi.schemas import (
@@ -160,10 +160,9 @@ class Operations:
             kinds = results_of(annotation, streams=endpoint.streams)
         self._responses = [one for one in kinds if is_response(one)]
         results = tuple(one for one in kinds if not is_response(one))
-        media_type = media_type_of(annotation) or BYTES
         # A result of any type may be bytes.
         may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(bare, kinds))
-        self._of_bytes = media_type.decode() if may_be_bytes else None
+        self._of_bytes = BYTES.decode() if may_be_bytes else None
         if not endpoint.streams:
             results = tuple(one for one in results if bare(one) not in BYTES_TYPES)
         self._has_results = bool(results) or signature is None or endpoint.encodes

@@ -239,17 +239,6 @@ class RouteDispatcher:
             await self.answer(scope, receive, send, ProblemRoute(problem))
 
 
-class _Methods(Route):
-    """Answers ``OPTIONS``."""
-
-    def __init__(self, allowed: list[str]) -> None:
-        super().__init__()
-        self._allow = b"allow", ", ".join(allowed).encode("ascii")
-
-    async def answer(self, exchange: Exchange) -> None:
-        await exchange.answer_without_body(204, [self._allow])
-
-
 def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
     """Returns the scope for the routes of a match, with the parameters of the path."""
     if not match.params:
@@ -257,12 +246,14 @@ def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
     return {**scope, "path_params": {**scope.get("path_params", {}), **match.params}}
 
 
-def other_route(method: str, routes: Mapping[str, Route]) -> Route:
-    """Returns the route for a method that none of the routes at a path is for."""
+def route_for(method: str, routes: Mapping[str, Route]) -> Route:
+    if method in routes:
+        return routes[method]
     if method == "HEAD" and "GET" in routes:
         return routes["GET"]
     if method == "OPTIONS":
-        return _Methods(_allowed(routes))
+        allow = b"allow", ", ".join(_allowed(routes)).encode("ascii")
+        return Page(lambda exchange: exchange.answer_without_body(204, [allow]))
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
     problem = method_not_allowed(_allowed(routes)) if is_known else Problem.of("method-unknown")
     return ProblemRoute(problem, next(iter(routes.values()), None))

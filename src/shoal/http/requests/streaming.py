@@ -69,7 +69,7 @@ async def answer_with_stream(
         failure = explain(error)
     end = last + (form.end() if failure is None else form.error(failure, exchange.request_id))
     if exchange.status == 0:
-        await _begin(exchange, form)
+        await exchange.begin(200, headers_of(form))
         end = form.start + end
     await exchange.end(end)
     if failure is not None:
@@ -125,7 +125,7 @@ async def _relay(exchange: Exchange, stream: ItemStream, messages: _Messages) ->
                         break  # the item arrived at the deadline
                 scope.deadline = anyio.current_time() + exchange.send_timeout_s
                 if exchange.status == 0:
-                    await _begin(exchange, form)
+                    await exchange.begin(200, headers_of(form))
                     pending = form.start + pending
                 if pending:
                     await exchange.piece(pending)
@@ -202,10 +202,6 @@ def _put_at_once(
     if form.is_over:
         leave()  # wakes the reader
     return True
-
-
-async def _begin(exchange: Exchange, form: StreamForm) -> None:
-    await exchange.begin(200, headers_of(form))
 
 
 def headers_of(form: StreamForm) -> list[tuple[bytes, bytes]]:

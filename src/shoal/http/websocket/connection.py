@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.shared_parts import SharedParts
 
 # How many bytes may wait to be sent before streams wait, and before messages are read slowly.
@@ -81,29 +80,21 @@ _CANCELLED: Final = Problem(499, "cancelled", "The client has cancelled the requ
 class SocketRequest:
     """One request: what its call and its codec use of an HTTP request, and its task."""
 
-    __slots__ = ("_connection", "began_at", "has_ended", "headers", "id", "scope_of_task")
+    __slots__ = (
+        *("began_at", "has_ended", "headers", "id", "request_id", "scope", "scope_of_task"),
+        "settings",
+    )
 
     method: Final = "POST"
 
     def __init__(self, connection: SocketConnection, new: NewRequest) -> None:
-        self._connection = connection
         self.began_at = perf_counter()
         self.id = new.id
+        self.request_id = f"{connection.id}:{new.id.decode().strip(chr(34))}"
+        self.scope, self.settings = connection.http_scope, connection.settings
         self.headers = connection.binary_headers if new.is_binary else connection.text_headers
         self.has_ended = False  # its last message was made
         self.scope_of_task = anyio.CancelScope()
-
-    @property
-    def request_id(self) -> str:
-        return f"{self._connection.id}:{self.id.decode().strip(chr(34))}"
-
-    @property
-    def scope(self) -> Scope:
-        return self._connection.http_scope
-
-    @property
-    def settings(self) -> HttpOptions:
-        return self._connection.settings
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Does nothing: the task that waits for the call is cancelled when the client leaves."""

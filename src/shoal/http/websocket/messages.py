@@ -75,11 +75,8 @@ def read(text: str | None, data: bytes | None, most: int, elements: int) -> NewR
     # An item may have `most` bytes, and the JSON of a message `elements` values and containers.
     message = (data or b"") if text is None else text.encode()
     is_large = len(message) > most + _LONGEST_HEAD
-    if text is None:
-        new = _read_binary(message)
-        return new._replace(refused=too_large(most)) if is_large else new
-    found = _REQUEST.match(message)
-    if is_large:
+    found = None if text is None else _REQUEST.match(message)
+    if text is not None and is_large:
         if found is None:
             raise Violation(TOO_BIG, "a large message must begin with its id and its item")
         return NewRequest(found[1], b"", refused=too_large(most))
@@ -88,14 +85,20 @@ def read(text: str | None, data: bytes | None, most: int, elements: int) -> NewR
         # Without a body there is no JSON, but a reader may take it for one that is left out.
         if body and b'"timeout_s"' not in body and b'"priority"' not in body:
             return NewRequest(found[1], body)
-    return read_whole(message, elements)
+    try:
+        if text is not None:
+            return _read_whole(message, elements)
+        new = _read_binary(message)
+        return new._replace(refused=too_large(most)) if is_large else new
+    except Refused as refused:  # a value can't be read
+        if found is None:
+            is_complex = refused.problem.status == 413
+            raise Violation(TOO_BIG if is_complex else NOT_TEXT, refused.problem.title) from None
+        return NewRequest(found[1], b"", refused=refused)
 
 
-def read_whole(text: bytes, elements: int) -> NewRequest | Cancel:
-    """Reads a text message of any form; raises `Violation`."""
+def _read_whole(text: bytes, elements: int) -> NewRequest | Cancel:
     members = _members(text, elements)
-    if isinstance(members, NewRequest):
-        return members
     token = _id(members)
     kinds = members.keys() & {"item", "cancel"}
     if kinds == {"item"}:
@@ -112,8 +115,6 @@ def _read_binary(data: bytes) -> NewRequest:
     if not separator or len(head) > _LONGEST_HEAD:
         raise Violation(UNACCEPTABLE, 'a binary message is {"id": ...}, a line feed, and the item')
     members = _members(head, _LONGEST_HEAD)
-    if isinstance(members, NewRequest):
-        return members
     return _request(_id(members), body, members, is_binary=True)
 
 
@@ -139,23 +140,11 @@ def check_text(text: bytes, elements: int) -> Any:
         raise malformed_json(str(error), text) from None
 
 
-def _members(text: bytes, elements: int) -> dict[str, Any] | NewRequest:
-    """Returns the members of a message, or a refused request if a value can't be read."""
-    try:
-        members = check_text(text, elements)
-    except Refused as refused:
-        return _unreadable(text, refused)
+def _members(text: bytes, elements: int) -> dict[str, Any]:
+    members = check_text(text, elements)
     if not isinstance(members, dict):
         raise Violation(VIOLATION, "a message is a JSON object")
     return members  # pyright: ignore[reportUnknownVariableType] (its keys are text)
-
-
-def _unreadable(text: bytes, refused: Refused) -> NewRequest:
-    """Returns the refused request of a message with a value that can't be read."""
-    if (found := _REQUEST.match(text)) is None:
-        is_complex = refused.problem.status == 413
-        raise Violation(TOO_BIG if is_complex else NOT_TEXT, refused.problem.title)
-    return NewRequest(found[1], b"", refused=refused)
 
 
 def _id(members: dict[str, Any]) -> bytes:
