@@ -11,7 +11,7 @@ from shoal import BatchOptions
 from shoal.core.options.options import OPTIONS
 from shoal.core.simulation_results import percentile
 from shoal.planning import Arrival, ClosedLoop, Linear, constant, poisson, simulate
-from shoal.planning.batch_sizes import FINDINGS, PAGE, explain, figures_of
+from shoal.planning.batch_sizes import FINDINGS, PAGE, BatcherFigures, explain
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.recordings import RecordedBatcher
 from shoal.planning.traces import Item
@@ -56,7 +56,7 @@ def found(traffic, model=MODEL, columns=None, replicas=None, described=None, **o
     options = BatchOptions(**{"max_batch_size": 32, **options})
     simulation = simulate(traffic, options, model, replicas=replicas)
     batcher, arrivals = recorded(simulation, columns or {}, **(described or {}))
-    return explain(figures_of(batcher, arrivals, simulation.duration_s))
+    return explain(BatcherFigures(batcher, arrivals, simulation.duration_s))
 
 
 def each(arrivals, **more):
@@ -105,7 +105,7 @@ def test_a_handler_without_gain_is_named_beside_the_reason():
 def test_flushes_are_counted():
     batcher, arrivals = recorded(simulate(poisson(60, SECONDS), BatchOptions(), MODEL), {})
     batcher.batches = [batch._replace(reason="flush") for batch in batcher.batches]
-    assert [one.kind for one in explain(figures_of(batcher, arrivals, SECONDS))] == ["flushes"]
+    assert [one.kind for one in explain(BatcherFigures(batcher, arrivals, SECONDS))] == ["flushes"]
 
 
 def test_merged_priorities_do_not_divide_batches():
@@ -155,7 +155,9 @@ def test_requests_from_before_the_recording_add_no_callers():
     batcher, arrivals = recorded(simulate(loop, BatchOptions(max_batch_size=32), MODEL), {})
     for _ in range(4):
         batcher.add_request({"at": 0.0, "took_s": 0.05})
-    assert [one.kind for one in explain(figures_of(batcher, arrivals, SECONDS))] == ["few-callers"]
+    assert [one.kind for one in explain(BatcherFigures(batcher, arrivals, SECONDS))] == [
+        "few-callers"
+    ]
 
 
 # Percentiles, and numbers for people

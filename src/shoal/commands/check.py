@@ -33,7 +33,7 @@ from shoal.serving.clients.wire import config_shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.replicas.code.definition import Definition
@@ -188,7 +188,11 @@ def _plans_of(declared: Declarations) -> tuple[list[BackendPlan], list[Complaint
             complaints.append(complaint)
         backends.append(plan)
     for name, endpoint in declared.endpoints.items():
-        complaints += _of_shadows(name, endpoint)
+        for shadow in endpoint.shadows:
+            try:
+                _check_compare(("endpoints", name, "shadows"), shadow.compare)
+            except Complaint as complaint:
+                complaints.append(complaint)
     return backends, complaints
 
 
@@ -241,16 +245,12 @@ def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
     return tuple(islice(quoted, 1))
 
 
-def _of_shadows(name: str, endpoint: EndpointDeclaration) -> Iterator[Complaint]:
-    for shadow in endpoint.shadows:
-        if isinstance(shadow.compare, str):
-            try:
-                with _complaining(("endpoints", name, "shadows")):
-                    compare = imported(shadow.compare)
-                    if not callable(compare):
-                        raise TypeError(f"{shadow.compare!r} is not a function, but {compare!r}")
-            except Complaint as complaint:
-                yield complaint
+def _check_compare(path: tuple[str, ...], function: Any) -> None:
+    if isinstance(function, str):
+        with _complaining(path):
+            compare = imported(function)
+            if not callable(compare):
+                raise TypeError(f"{function!r} is not a function, but {compare!r}")
 
 
 @contextmanager

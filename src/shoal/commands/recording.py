@@ -18,7 +18,7 @@ from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.arguments import add, count, describe, more_than_0_seconds, tag
 from shoal.commands.support.output import CommandError, in_one_line, say, show
 from shoal.failures.exceptions import ungrouped
-from shoal.planning.batch_sizes import PAGE, BatcherFigures, explain, figures_of
+from shoal.planning.batch_sizes import PAGE, BatcherFigures, explain
 from shoal.planning.figures import duration, percent, three_digits
 from shoal.planning.traces import TraceReader
 from shoal.serving.names import not_there
@@ -215,7 +215,7 @@ async def _watch(client: RemoteClient, arguments: Namespace) -> dict[str, Batche
     if reader.ended_at is None:
         raise CommandError("the server has ended", 1)
     return {
-        name: figures_of(one, reader.arrivals[name], reader.ended_at)
+        name: BatcherFigures(one, reader.arrivals[name], reader.ended_at)
         for name, one in reader.batchers.items()
         if name.partition("/")[0] in tags and one.options
     }

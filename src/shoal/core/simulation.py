@@ -177,8 +177,7 @@ class SimulatedBatcher:
     def _enter(self, request: Request, arrival: float | Arrival) -> None:
         former = self._former
         request.item = request.options = None
-        is_plain = not (isinstance(arrival, Arrival) or self._has_request_options)
-        if not is_plain and not self._resolve_options(request, arrival):
+        if not self._resolve_options(request, arrival):
             return
         admission = former.admit(request)
         if admission is QUIET and request.options is None:

@@ -45,45 +45,40 @@ _DIVIDING: Final[Mapping[str, Callable[[Arrival], Any]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
 class BatcherFigures:
-    seconds: float
-    options: Mapping[str, Any]  # in force, without functions
-    most: int  # requests in a batch
-    slots: int | None  # of all replicas; None for any number
-    has_costs: bool = False
-    is_open: bool = False
-    requests: int = 0
-    reasons: Mapping[DispatchReason, int]
-    mean_size: float = 0.0
-    mean_load: float = 0.0  # in cost with a `batch_size_fn`, with padding
-    mean_run_s: float = 0.0
-    # The fitted line of the run time; None while all batches had about the same size.
-    line: tuple[float, float] | None = None
-    # The mean number of requests at the server, and the most.
-    at_server: float = 0.0
-    peak: int = 0
-    # The number of different keys, by the option that divides the requests.
-    keys: Mapping[str, int]
-
-    @property
-    def batches(self) -> int:
-        return sum(self.reasons.values())
-
-    @property
-    def rate(self) -> float:
+    def __init__(
+        self, batcher: RecordedBatcher, requests: Sequence[Arrival], seconds: float
+    ) -> None:
+        batches = batcher.batches
+        count = max(1, len(batches))
+        times = batcher.run_times()
+        self.seconds = seconds
+        self.options = batcher.options  # in force, without functions
+        self.most: int = batcher.options["max_batch_size"]
+        self.most_load: float = batcher.options.get("max_batch_cost") or self.most
+        # Of all replicas; None for any number.
+        self.slots: int | None = batcher.options.get("max_concurrent_batches")
+        self.has_costs = "batch_size_fn" in batcher.functions
+        self.is_open = batcher.is_open
+        self.requests = len(requests)
+        self.batches = len(batches)
+        self.reasons = Counter(batch.reason for batch in batches)
+        self.mean_size = sum(batch.size for batch in batches) / count
+        # In cost with a `batch_size_fn`, with padding.
+        self.mean_load = sum(batch.load for batch in batches) / count
+        self.mean_run_s = sum(batch.run_s for batch in batches) / count
         # A recording may leave out requests of a busy second, but no batches.
-        return self.batches * self.mean_size / self.seconds
-
-    @property
-    def busy(self) -> float:
+        self.rate = self.batches * self.mean_size / seconds
         # The mean number of batches at once.
-        return self.batches * self.mean_run_s / self.seconds
-
-    @property
-    def most_load(self) -> float:
-        cost: float | None = self.options.get("max_batch_cost")
-        return cost or self.most
+        self.busy = self.batches * self.mean_run_s / seconds
+        # The fitted line of the run time; None while all batches had about the same size.
+        self.line: tuple[float, float] | None = None
+        if times is not None and len(times.runs_s) > 1:
+            self.line = times.fixed_s, times.per_item_s
+        # The mean number of requests at the server, and the most.
+        self.at_server, self.peak = _concurrency(batcher.stays, seconds)
+        # The number of different keys, by the option that divides the requests.
+        self.keys = {option: len(set(map(key, requests))) for option, key in _DIVIDING.items()}
 
     @property
     def fill(self) -> float:
@@ -101,34 +96,6 @@ class BatcherFigures:
             return self.mean_run_s
         fixed_s, per_item_s = self.line
         return fixed_s + per_item_s * size
-
-
-def figures_of(
-    batcher: RecordedBatcher, requests: Sequence[Arrival], seconds: float
-) -> BatcherFigures:
-    batches = batcher.batches
-    count = max(1, len(batches))
-    at_server, peak = _concurrency(batcher.stays, seconds)
-    times = batcher.run_times()
-    return BatcherFigures(
-        seconds=seconds,
-        options=batcher.options,
-        most=batcher.options["max_batch_size"],
-        slots=batcher.options.get("max_concurrent_batches"),
-        has_costs="batch_size_fn" in batcher.functions,
-        is_open=batcher.is_open,
-        requests=len(requests),
-        reasons=Counter(batch.reason for batch in batches),
-        mean_size=sum(batch.size for batch in batches) / count,
-        mean_load=sum(batch.load for batch in batches) / count,
-        mean_run_s=sum(batch.run_s for batch in batches) / count,
-        line=None if times is None or len(times.runs_s) < 2 else (times.fixed_s, times.per_item_s),
-        at_server=at_server,
-        peak=peak,
-        keys={
-            option: len({key_of(one) for one in requests}) for option, key_of in _DIVIDING.items()
-        },
-    )
 
 
 def _concurrency(stays: Iterable[tuple[float, float]], seconds: float) -> tuple[float, int]:

@@ -217,7 +217,7 @@ class RunningRecording:
             )
         self._began_at = anyio.current_time()
         self._end_at = self._began_at + self._duration_s
-        self._batchers: dict[str, Note] = {}
+        self._options: dict[str, Note] = {}  # by batcher, as sent
         # Or "full", or "server ended".
         self.why_ended = "time"
         self.recorder = ArrivalRecorder(
@@ -284,10 +284,9 @@ class RunningRecording:
     def _news_of_batchers(self) -> list[Note]:
         news: list[Note] = []
         for batcher in self._found():
-            before = self._batchers.get(batcher.name)
             note = note_of(batcher)
-            if before is None or before["options"] != note["options"]:
-                self._batchers[batcher.name] = note
+            if self._options.get(batcher.name) != note["options"]:
+                self._options[batcher.name] = note["options"]
                 news.append(note)
         return news
 
