@@ -85,7 +85,7 @@ class ProcessReplica(ConversingReplica):
                 tasks.start_soon(beside.run, worker.stdout.read)
                 tasks.start_soon(beside.run, worker.stderr.read)
                 tasks.start_soon(
-                    beside.run, conversation.control.read_by_loop, conversation.handle_control
+                    beside.run, conversation.control.read_in_task, conversation.handle_control
                 )
                 tasks.start_soon(beside.run, conversation.calls_out.run, self.on_call_out)
                 tasks.start_soon(beside.run, conversation.control.write)
