@@ -60,14 +60,11 @@ class QueryReader:
         query = Query.of(exchange.scope.get("query_string", b""))
         if self._takes_query:
             return query
+        given: Any = dict(query)
         try:
-            return self._checked(query)
+            checked: Any = self._validator.validate_strings(given)
         except ValidationError as error:
             raise Refused(self._problem(error)) from None
-
-    def _checked(self, query: Query) -> Any:
-        given: Any = dict(query)
-        checked: Any = self._validator.validate_strings(given)
         if self._is_record:
             return checked
         first, *others = [checked.get(p.name, p.default) for p in self._parameters]

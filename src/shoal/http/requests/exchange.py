@@ -120,20 +120,19 @@ class Exchange:
     @property
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
         """Makes the server send bytes after some seconds of silence; None if it can't."""
-        # Not through a middleware that may change the body, such as one that compresses it.
-        offered = self._offered
-        if offered is None or offered.get("send") != self._send:
-            return None
-        return offered.get("heartbeat")
+        return self._of_the_body.get("heartbeat")
 
     @property
     def direct(self) -> tuple[Callable[[], bool], Callable[[bytes], object]] | None:
         """Functions of the server: whether the client has room, and to send a piece at once."""
-        # None if middleware, which may change the body, is between the server and this package.
+        offered = self._of_the_body
+        return (offered["has_room"], offered["put"]) if "put" in offered else None
+
+    @property
+    def _of_the_body(self) -> Mapping[str, Any]:
+        """What the server offers for the body; nothing with middleware, which may change it."""
         offered = self._offered
-        if offered is None or "put" not in offered or offered["send"] != self._send:
-            return None
-        return offered["has_room"], offered["put"]
+        return {} if offered is None or offered.get("send") != self._send else offered
 
     def item_clock(self, endpoint: str) -> Callable[[], None]:
         """Starts the clock of a stream of an endpoint; the returned function counts an item."""
