@@ -255,7 +255,7 @@ class Conversation:
             self.codec.drop(frame)  # its call has ended
 
     async def read_control(self) -> None:
-        await self.control.read_by_loop(self.handle_control)
+        await self.control.read_in_task(self.handle_control)
 
     def handle_control(self, frame: Frame) -> None:
         if frame.kind in FROM_CODE:
