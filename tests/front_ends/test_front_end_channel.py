@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shoal.front_ends.wire import Channel, FrontKind
+from shoal.front_ends.wire import Channel
 from shoal.replicas.process.wire.frames import FrameReader
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from time_limits import HANG_S
@@ -23,7 +23,7 @@ class End:
 
     def __init__(self, sock, outgoing=None, incoming=None):
         self.failures = []
-        reader = FrameReader[FrontKind](FrontKind)
+        reader = FrameReader()
         self.channel = Channel(sock, reader, outgoing, incoming, self.failures.append)
         self.received = []
         self._came = anyio.Event()

@@ -29,8 +29,8 @@ from shoal.asgi.extensions import ConnectionTotals
 from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.core.replicas.life import Restarts
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
-from shoal.front_ends.wire import MEMORY, Channel, FrontKind, Head, PassedMessage
-from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
+from shoal.front_ends.wire import MEMORY, Channel, Head, PassedMessage
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
 
@@ -83,7 +83,7 @@ class RemoteFrontEnd:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
             passed = [listening, theirs.fileno(), *([] if memory is None else [memory])]
             regions = None if memory is None else SharedMemory(memory, MEMORY)
-            send(ours, encoded(FrontKind.START, 0, [start]))
+            send(ours, encoded(FrameKind.START, 0, [start]))
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - ours
                 [*command, *map(str, (PROTOCOL, *passed))],
                 stdin=subprocess.DEVNULL,
@@ -100,7 +100,7 @@ class RemoteFrontEnd:
         self.pid = self._process.pid
         self._channel = Channel(
             ours,
-            FrameReader[FrontKind](FrontKind),
+            FrameReader(),
             None if regions is None else regions.requests,
             None if regions is None else regions.replies,
             self._invalid,

@@ -44,7 +44,6 @@ From a front end to the server's process:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -53,6 +52,7 @@ import anyio
 
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.messages import Message, MessageCodec, packed
 
 if TYPE_CHECKING:
@@ -76,13 +76,6 @@ MESSAGES_AHEAD: Final = 8
 
 # The name of the message, the id of its request, and its content.
 PassedMessage: TypeAlias = tuple[str, int, Any]
-
-
-class FrontKind(IntEnum):
-    # The first frame: the options of the front end.
-    START = 1
-    # A pickled list of `PassedMessage`.
-    MESSAGES = 2
 
 
 class Head(NamedTuple):
@@ -123,12 +116,12 @@ class Channel:
     def __init__(
         self,
         sock: socket.socket,
-        reader: FrameReader[FrontKind],
+        reader: FrameReader,
         outgoing: Region | None,
         incoming: Region | None,
         on_invalid_frame: Callable[[Exception], object],
     ) -> None:
-        self._connection = FrameConnection[FrontKind](sock, reader, on_invalid_frame)
+        self._connection = FrameConnection(sock, reader, on_invalid_frame)
         self._codec = MessageCodec(outgoing, incoming)
         self._parking = parking_of_this_loop()
         self._posted: list[PassedMessage] = []
@@ -169,7 +162,7 @@ class Channel:
         self._size = 0
         if self._codec.reserve(message):
             self._codec.write(message)
-        self._connection.send(self._codec.frame(FrontKind.MESSAGES, 0, message))
+        self._connection.send(self._codec.frame(FrameKind.MESSAGES, 0, message))
 
     def close(self) -> None:
         """Closes the socket and frees the shared memory, once `run` has ended."""
@@ -187,6 +180,6 @@ class Channel:
                     self._waiter = None
             self.flush()
 
-    def _take(self, handle: Handler, frame: Frame[FrontKind]) -> None:
+    def _take(self, handle: Handler, frame: Frame) -> None:
         self._codec.take_back(frame)
         handle(self._codec.opened_here(frame))

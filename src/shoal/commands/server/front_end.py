@@ -37,7 +37,7 @@ from shoal.commands.server.stderr import write_logs
 from shoal.commands.support.output import say
 from shoal.front_ends.front_end import FrontEnd
 from shoal.front_ends.listener import FrontEndStart
-from shoal.front_ends.wire import MEMORY, Channel, FrontKind
+from shoal.front_ends.wire import MEMORY, Channel
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         return _OTHER_PROTOCOL
     collect_less_often()
     sock = socket.socket(fileno=channel)
-    reader = FrameReader[FrontKind](FrontKind)
+    reader = FrameReader()
     frame = receive(sock, reader)
     if frame is None:
         return 1  # the server is gone
@@ -82,7 +82,7 @@ async def _serve(
     options: HttpOptions,
     tls: SSLContext | None,
     sock: socket.socket,
-    reader: FrameReader[FrontKind],
+    reader: FrameReader,
     regions: SharedMemory | None,
 ) -> int:
     channel = Channel(

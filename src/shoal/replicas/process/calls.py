@@ -96,7 +96,7 @@ class Conversation:
             worker.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
 
         data, control = worker.sockets
-        self.data = self.control = FrameConnection[FrameKind](data, worker.reader, on_invalid_frame)
+        self.data = self.control = FrameConnection(data, worker.reader, on_invalid_frame)
         if control is not data:
             self.control = FrameConnection(control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.

@@ -84,9 +84,7 @@ class ProcessReplica(ConversingReplica):
                 tasks.start_soon(worker.watch, self._ended)
                 tasks.start_soon(beside.run, worker.stdout.read)
                 tasks.start_soon(beside.run, worker.stderr.read)
-                tasks.start_soon(
-                    beside.run, conversation.control.read_in_task, conversation.handle_control
-                )
+                tasks.start_soon(beside.run, conversation.read_control)
                 tasks.start_soon(beside.run, conversation.calls_out.run, self.on_call_out)
                 tasks.start_soon(beside.run, conversation.control.write)
                 tasks.start_soon(beside.run, conversation.data.write)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,7 +20,6 @@ from shoal.replicas.process.wire.frames import (
     Buffer,
     Frame,
     FrameReader,
-    K,
     rest_of,
 )
 
@@ -37,13 +36,13 @@ class _Closed(Exception):
     """Ends the reading of a connection that is closed."""
 
 
-class FrameConnection(Generic[K]):
+class FrameConnection:
     """Sends and receives frames over `sock`; a given `reader` already has bytes of it."""
 
     def __init__(
         self,
         sock: socket.socket,
-        reader: FrameReader[K] | None = None,
+        reader: FrameReader | None = None,
         on_invalid_frame: Callable[[Exception], object] | None = None,
     ) -> None:
         sock.setblocking(False)
@@ -55,7 +54,7 @@ class FrameConnection(Generic[K]):
         self.failure: str | None = None
         self.sent_bytes = 0
         self._socket = sock
-        self._reader: FrameReader[K] = reader or FrameReader()
+        self._reader = reader or FrameReader()
         # Called with the error when the input is not a frame or can't be handled; nothing is read
         # afterwards. None to raise the error.
         self._on_invalid_frame = on_invalid_frame
@@ -102,7 +101,7 @@ class FrameConnection(Generic[K]):
                 await anyio.wait_writable(self._socket)
                 self._send_some()
 
-    async def read_by_loop(self, handle: Callable[[Frame[K]], object]) -> None:
+    async def read_by_loop(self, handle: Callable[[Frame], object]) -> None:
         """Passes each received frame to a function, until the other end is gone."""
         # Outside of tasks if the event loop can.
         closed = anyio.Event()
@@ -114,7 +113,7 @@ class FrameConnection(Generic[K]):
         finally:
             self._end_reading()
 
-    async def read_in_task(self, handle: Callable[[Frame[K]], object]) -> None:
+    async def read_in_task(self, handle: Callable[[Frame], object]) -> None:
         """Like `read_by_loop`, in a task."""
 
         def read() -> None:
@@ -126,7 +125,7 @@ class FrameConnection(Generic[K]):
             await parking_of_this_loop().watch_readable(self._socket.fileno(), read)
 
     def begin_reading(
-        self, handle: Callable[[Frame[K]], object], on_closed: Callable[[], object]
+        self, handle: Callable[[Frame], object], on_closed: Callable[[], object]
     ) -> bool:
         """Lets the event loop read, outside of tasks; returns whether it can."""
 
@@ -146,11 +145,11 @@ class FrameConnection(Generic[K]):
         self._end_reading = end_reading
         return True
 
-    async def read_once(self, handle: Callable[[Frame[K]], object]) -> None:
+    async def read_once(self, handle: Callable[[Frame], object]) -> None:
         await anyio.wait_readable(self._socket)
         self.read_available(handle, _MOST_AT_ONCE)
 
-    def read_available(self, handle: Callable[[Frame[K]], object], most: int | None = None) -> None:
+    def read_available(self, handle: Callable[[Frame], object], most: int | None = None) -> None:
         """Passes frames that were already received to a function, without waiting."""
         reader = self._reader
         while not self.is_closed:

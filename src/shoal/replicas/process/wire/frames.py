@@ -20,13 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
-
-from typing_extensions import TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
 
 # The version of the protocol; both ends must have the same one.
 PROTOCOL: Final = 11
@@ -96,15 +94,13 @@ class FrameKind(IntEnum):
     END = 13
     # Calls of the code to endpoints, child to parent, over the control channel:
     CALL_OUT = 14
-
-
-# The kinds of frames of a connection.
-K = TypeVar("K", bound=IntEnum, default=FrameKind)
+    # A pickled list of the messages between a front end and the server's process.
+    MESSAGES = 19
 
 
 @dataclass(slots=True)
-class Frame(Generic[K]):
-    kind: K
+class Frame:
+    kind: FrameKind
     id: int
     body: Buffer
     # The place of the pickle in shared memory, as offset and length, if it is not in `body`.
@@ -115,7 +111,7 @@ class Frame(Generic[K]):
 
 
 def encoded(
-    kind: IntEnum,
+    kind: FrameKind,
     id_: int,
     parts: Sequence[Buffer] = (),
     buffers: Sequence[Buffer] = (),
@@ -135,11 +131,10 @@ def encoded(
     return [head, *parts, *buffers]
 
 
-class FrameReader(Generic[K]):
+class FrameReader:
     """Decodes frames from the bytes of a socket, however they are split."""
 
-    def __init__(self, kinds: Any = FrameKind, most_bytes: int | None = None) -> None:
-        self._kinds: Callable[[int], K] = kinds
+    def __init__(self, most_bytes: int | None = None) -> None:
         # The largest frame from another machine, with which no memory is shared; None for no limit.
         self._most_bytes = most_bytes
         self._chunk = memoryview(bytearray(_CHUNK))
@@ -171,14 +166,14 @@ class FrameReader(Generic[K]):
         else:
             self._end += count
 
-    def next(self) -> Frame[K] | None:
+    def next(self) -> Frame | None:
         return next(self._frames, None)
 
     def close(self) -> None:
         """Ends its generator, which refers to it, so that both are freed at once."""
         self._frames.close()
 
-    def _parse(self) -> Generator[Frame[K] | None]:
+    def _parse(self) -> Generator[Frame | None]:
         while True:
             while self._end - self._start < _HEADER.size:
                 yield None
@@ -204,7 +199,7 @@ class FrameReader(Generic[K]):
                 else:
                     buffers.append((place, length))
             of_pickle = buffers.pop() if is_shared else None
-            frame = [Frame(self._kinds(kind), id_, body, of_pickle, buffers, numbers[:given_back])]
+            frame = [Frame(FrameKind(kind), id_, body, of_pickle, buffers, numbers[:given_back])]
             del body, buffers  # or they would stay until the next frame arrives
             yield frame.pop()
 
@@ -251,7 +246,7 @@ def send(sock: socket.socket, parts: list[Buffer]) -> None:
         parts = rest_of(parts, sock.sendmsg(parts[:_MOST_PARTS]))
 
 
-def receive(sock: socket.socket, reader: FrameReader[K]) -> Frame[K] | None:
+def receive(sock: socket.socket, reader: FrameReader) -> Frame | None:
     """Waits for a frame; None when the other end is gone."""
     while (frame := reader.next()) is None:
         try:

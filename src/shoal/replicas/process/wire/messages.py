@@ -18,8 +18,8 @@ from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, Buffer, Frame, e
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from enum import IntEnum
 
+    from shoal.replicas.process.wire.frames import FrameKind
     from shoal.replicas.process.wire.shared_memory import Region
 
 # Pickles a value, with the arguments of `pickle.dumps`.
@@ -154,13 +154,13 @@ class MessageCodec:
         self.outgoing.write(message.places, copied, pause=pause)
         message.buffers = ()
 
-    def frame(self, kind: IntEnum, id_: int, message: Message = EMPTY) -> list[Buffer]:
+    def frame(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> list[Buffer]:
         """Encodes a message as a frame, which also gives back memory of the incoming region."""
         return encoded(
             kind, id_, message.parts, message.buffers, message.places, self._given_back()
         )
 
-    def take_back(self, frame: Frame[Any]) -> None:
+    def take_back(self, frame: Frame) -> None:
         if frame.given_back:
             assert self.outgoing is not None
             self.outgoing.free(frame.given_back)
@@ -171,17 +171,17 @@ class MessageCodec:
             self.outgoing.free([message.places[0][0]])
             message.places = ()
 
-    def drop(self, frame: Frame[Any]) -> None:
+    def drop(self, frame: Frame) -> None:
         places = places_of(frame)
         if places:
             assert self.incoming is not None
             self.incoming.give_back(places)
 
-    def opened_here(self, frame: Frame[Any]) -> Any:
+    def opened_here(self, frame: Frame) -> Any:
         """Unpickles a frame's content; its arrays are views of the shared memory."""
         return unpickled(*self.parts_here(frame))
 
-    def parts_here(self, frame: Frame[Any]) -> tuple[Buffer, list[Any]]:
+    def parts_here(self, frame: Frame) -> tuple[Buffer, list[Any]]:
         """Returns a frame's pickle and buffers; those in shared memory are views of it."""
         places = places_of(frame)
         if not places:
@@ -190,7 +190,7 @@ class MessageCodec:
         views = self.incoming.views(places)
         return frame.body if frame.place is None else views.pop(), views
 
-    def copied(self, frame: Frame[Any], *, pause: bool) -> None:
+    def copied(self, frame: Frame, *, pause: bool) -> None:
         """Copies a frame's content out of the shared memory, and gives that memory back."""
         places = places_of(frame)
         assert self.incoming is not None
@@ -207,7 +207,7 @@ class MessageCodec:
         return [region.given_back.popleft() for _ in range(count)]
 
 
-def places_of(frame: Frame[Any]) -> list[tuple[int, int]]:
+def places_of(frame: Frame) -> list[tuple[int, int]]:
     """Returns the places in shared memory of a frame's buffers, and last that of its pickle."""
     places = [buffer for buffer in frame.buffers if isinstance(buffer, tuple)]
     return places if frame.place is None else [*places, frame.place]
