@@ -76,6 +76,7 @@ async def test_one_replica_starts_wholly_and_the_other_waits_and_says_so(monkeyp
         assert waits.startswith("b#")
         assert "has not placed its actor" in waits
         assert "'placement_group_bundles': [{'CPU': 1}, {'CPU': 1}]" in waits
+        assert "1 of 3 CPU" in waits
         assert await anyio.to_thread.run_sync(groups) == ["CREATED", "PENDING"]
         assert states() == ["ready", "starting"]
         await controller.create_endpoint("e", backend="b")

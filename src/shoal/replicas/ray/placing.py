@@ -39,6 +39,9 @@ _ASKED: Final = (
     *(BUNDLES, GROUP_STRATEGY),
 )
 
+_MOST_SHOWN: Final = 8
+
+
 # Groups that could not be removed, because Ray's head node did not answer.
 _left_over: Final[list[Any]] = []
 
@@ -140,3 +143,17 @@ def new_actor(
         made = NewActor(handle, token, *[method.remote().future() for method in calls])
         own(made)
         return made
+
+
+def free_resources() -> str:
+    """Returns the cluster's free resources, for messages. It blocks."""
+    with my_turn():
+        free: Mapping[str, float] = ray.available_resources()
+        there: Mapping[str, float] = ray.cluster_resources()
+    shown = [
+        f"{free.get(name, 0.0):g} of {number:g} {name}"
+        for name, number in sorted(there.items())
+        # Placement groups have resources of their own, for each of their bundles.
+        if ":" not in name and "_group_" not in name and not name.endswith("memory")
+    ]
+    return f"these are free: {', '.join(shown[:_MOST_SHOWN])}" if shown else "none are free"

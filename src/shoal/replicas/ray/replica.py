@@ -45,6 +45,7 @@ from shoal.replicas.ray.placing import (
     ReplicaGroup,
     actor_options,
     asked_of_ray,
+    free_resources,
     new_actor,
 )
 from shoal.replicas.scopes import Beside
@@ -62,7 +63,8 @@ _PATIENCE_S: Final = 10.0
 _LOOK_PERIOD_S: Final = 2.0
 # How long the program may be without a Ray node before it fails its liveness check.
 _LOST_S: Final = 60.0
-_SEE_ROOM: Final = "; see `ray status` for what is free"
+# How long Ray may take to say what it has free.
+_ROOM_S: Final = 2.0
 # Ray notices a frozen node after 66 s by default, and then says so. An actor that does not answer
 # for this long counts as dead. Its code may hold the GIL for nearly as long.
 _PING_PERIOD_S: Final = 5.0
@@ -138,7 +140,7 @@ class RayReplica(ConversingReplica):
         else:
             why = f"was not ready within {self._limit_s:g} s ({self._limited_by}): {self._doing}"
             if self._pending is not None:
-                why += _SEE_ROOM
+                why += await self._room()
         try:
             is_lost = lost_for_s() > _LOST_S
             raise ReplicaNotStarted(f"{self.tag} {why}", needs_restart=is_lost) from cause
@@ -197,7 +199,8 @@ class RayReplica(ConversingReplica):
                 self._link.finish("was lost: the program has called ray.shutdown()")
             if not has_said:
                 has_said = True
-                logger.warning("%s waits: %s%s", self.tag, self._doing, _SEE_ROOM)
+                room = await self._room()
+                logger.warning("%s waits: %s%s", self.tag, self._doing, room)
             with suppress(OSError):  # the head node does not answer
                 if await anyio.to_thread.run_sync(has_lost_node, abandon_on_cancel=True):
                     self._link.finish("was lost: the Ray node of this program has died")
@@ -218,6 +221,12 @@ class RayReplica(ConversingReplica):
             leaving = nodes & draining.keys()
             if leaving and self.on_leaving is not None:
                 self.on_leaving(f"Ray is draining its node {min(leaving)}")
+
+    async def _room(self) -> str:
+        free: str | None = None
+        with anyio.move_on_after(_ROOM_S), suppress(Exception):
+            free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
+        return "" if free is None else f"; of the cluster's resources, {free}"
 
     async def _read_control(self, conversation: Conversation) -> None:
         await conversation.read_control()
