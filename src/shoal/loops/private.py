@@ -22,8 +22,9 @@
 Where a library has none of that, each function returns what its docstring says. Then Shoal notices
 less of what handlers do wrong: on asyncio one that never leaves a scope breaks its batcher, rather
 than its batch. Models over HTTP accept NaN as text. Replicas stay on Ray's nodes until these have
-gone, and outlive their shards. And a program that uses Ray Client fails with Ray's own errors.
-`tests/batching/test_private.py` and `tests/http/json/test_json_type.py` take each away.
+gone, and notice the death of their shards by their next batch. And a program that uses Ray Client
+fails with Ray's own errors. `tests/batching/test_private.py` and
+`tests/http/json/test_json_type.py` take each away.
 """
 
 from __future__ import annotations

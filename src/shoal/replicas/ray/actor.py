@@ -30,7 +30,7 @@ from shoal.replicas.process.child.async_loop import ReplicaEnds
 from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.main import Child, NotStarted
 from shoal.replicas.process.wire.messages import MessageCodec
-from shoal.replicas.ray.shards import death_of_shard
+from shoal.replicas.ray.shards import Shards
 from shoal.replicas.remote.sockets import allow_pauses, authenticated
 from shoal.replicas.remote.tls import ServerCertificate
 
@@ -88,7 +88,7 @@ class ReplicaActor:
                 control,
                 MessageCodec(),
                 data,
-                _look_at_shards,
+                self._watch_shards,
                 lambda: failures.append(traceback.format_exc()),
             ).run()
         except NotStarted:
@@ -97,6 +97,10 @@ class ReplicaActor:
             self._must_end(_how_it_ends(error))
         else:
             self._must_end(failures[0] if failures else STOPPED)
+
+    def _watch_shards(self, answers: CallAnswers) -> None:
+        if import_module("ray").util.get_current_placement_group() is not None:
+            answers.explain = Shards(answers.instance.target, self._must_end).explain
 
     def _leave_sockets(self) -> None:
         # In a child that the code forked: it may outlive this process, whose end must show.
@@ -107,11 +111,6 @@ class ReplicaActor:
         with self._lock:
             if not self._end.done():
                 self._end.set_result(how)
-
-
-def _look_at_shards(answers: CallAnswers) -> None:
-    if import_module("ray").util.get_current_placement_group() is not None:
-        answers.explain = partial(death_of_shard, answers.instance.target)
 
 
 class _Listener:
