@@ -53,7 +53,7 @@ def add_stop_arguments(parser: ArgumentParser) -> None:
 
 
 def _stop(arguments: Namespace) -> int:
-    location = ServerLocation.of(arguments.name)
+    location = ServerLocation(arguments.name)
     until = time.monotonic() + arguments.timeout_s
     # One that is starting has not written its id yet.
     while (process := location.holder()) == 0 and time.monotonic() < until:
@@ -81,7 +81,7 @@ def _stop(arguments: Namespace) -> int:
 
 
 async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
-    async with aclosing(RemoteClient(location.url(), timeout_s=timeout_s)) as client:
+    async with aclosing(RemoteClient(location.url, timeout_s=timeout_s)) as client:
         await client.shutdown()
 
 
@@ -119,7 +119,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
 
 
 def _show_log(arguments: Namespace) -> int:
-    location = ServerLocation.of(arguments.name)
+    location = ServerLocation(arguments.name)
     is_wanted = _about(arguments.tag)
     try:
         log = location.log.open("rb")
