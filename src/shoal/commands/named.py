@@ -124,7 +124,11 @@ def _show_log(arguments: Namespace) -> int:
     try:
         log = location.log.open("rb")
     except (FileNotFoundError, NotADirectoryError):
-        raise CommandError(_no_log(location), 1) from None
+        raise CommandError(
+            f"there is no log at {location.log}: the server {location.name!r} does not run, or not "
+            f"with --detach; start it with `shoal start --detach{location.flag}`",
+            1,
+        ) from None
     except OSError as error:
         raise CommandError(f"can't read {location.log}: {error.strerror}", 1) from None
     with log:
@@ -169,10 +173,3 @@ def _about(tag: str | None) -> Callable[[str], bool]:
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
     form = re.compile(rf"\S+ \S+ [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
     return lambda line: form.match(line) is not None
-
-
-def _no_log(location: ServerLocation) -> str:
-    return (
-        f"there is no log at {location.log}: the server {location.name!r} does not run, or not "
-        f"with --detach; start it with `shoal start --detach{location.flag}`"
-    )

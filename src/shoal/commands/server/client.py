@@ -201,7 +201,12 @@ def ask(
     except CommandError:
         raise
     except ConnectionRefusedError:
-        raise _not_there(arguments, url) from None
+        flag = "" if arguments.name == "default" else f" --name {arguments.name}"
+        raise CommandError(
+            f"no server answers at {url}; start one with `shoal start --detach{flag}`, or name "
+            "another with --name or --url",
+            1,
+        ) from None
     except (TypeError, ValueError) as error:
         # 2 for a mistake in the command, 1 if the state of the server does not allow it.
         raise CommandError(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
@@ -224,12 +229,3 @@ async def _asked(
 async def _show_wait(waits_for: str) -> None:
     await anyio.sleep(_PATIENCE_S)
     say(f"waiting for {waits_for} ...")
-
-
-def _not_there(arguments: Namespace, url: str) -> CommandError:
-    flag = "" if arguments.name == "default" else f" --name {arguments.name}"
-    return CommandError(
-        f"no server answers at {url}; start one with `shoal start --detach{flag}`, or name another "
-        "with --name or --url",
-        1,
-    )
