@@ -20,13 +20,13 @@ def location(tmp_path):
 
 def test_the_directory_is_the_sessions_own(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert ServerLocation.of("one").url() == "unix:/run/user/7/shoal/one.sock"
+    assert ServerLocation("one").url == "unix:/run/user/7/shoal/one.sock"
 
 
 def test_without_a_session_it_is_in_the_home_directory(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("HOME", "/home/me")
-    assert str(ServerLocation.of("one").log) == "/home/me/.cache/shoal/one.log"
+    assert str(ServerLocation("one").log) == "/home/me/.cache/shoal/one.log"
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ Shoal serving default on http://127.0.0.1:1
 @pytest.fixture
 def location(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    location = ServerLocation.of("default")
+    location = ServerLocation("default")
     location.make_directory()
     return location
 

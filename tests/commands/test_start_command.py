@@ -202,7 +202,7 @@ def test_to_stop_what_is_not_there_is_told(terminal):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory):
     with terminal.serving("start", "app.toml") as (process, port):
-        assert process.stderr.readline() == f"Commands reach it at {terminal.location().url()}\n"
+        assert process.stderr.readline() == f"Commands reach it at {terminal.location().url}\n"
         assert ask(port, "/e", 1) == (200, 2)
         said = end_of(process, signum)
         assert " requests, drained in " in said

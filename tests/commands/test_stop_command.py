@@ -24,7 +24,7 @@ def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monke
 
     monkeypatch.setattr(named, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     monkeypatch.setattr(named, "_ask_to_end", ask_to_end)
-    with being_server(ServerLocation.of("default")):
+    with being_server(ServerLocation("default")):
         assert main(["stop", "--timeout", "5"]) == 1
     assert now == pytest.approx(105.0, abs=0.1)
     assert "no answer" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def add_stop_arguments(parser: ArgumentParser) -> None:
 
 
 def _stop(arguments: Namespace) -> int:
-    location = ServerLocation.of(arguments.name)
+    location = ServerLocation(arguments.name)
     until = time.monotonic() + arguments.timeout_s
     # One that is starting has not written its id yet.
     while (process := location.holder()) == 0 and time.monotonic() < until:
@@ -81,7 +81,7 @@ def _stop(arguments: Namespace) -> int:
 
 
 async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
-    async with aclosing(RemoteClient(location.url(), timeout_s=timeout_s)) as client:
+    async with aclosing(RemoteClient(location.url, timeout_s=timeout_s)) as client:
         await client.shutdown()
 
 
@@ -119,12 +119,16 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
 
 
 def _show_log(arguments: Namespace) -> int:
-    location = ServerLocation.of(arguments.name)
+    location = ServerLocation(arguments.name)
     is_wanted = _about(arguments.tag)
     try:
         log = location.log.open("rb")
     except (FileNotFoundError, NotADirectoryError):
-        raise CommandError(_no_log(location), 1) from None
+        raise CommandError(
+            f"there is no log at {location.log}: the server {location.name!r} does not run, or not "
+            f"with --detach; start it with `shoal start --detach{location.flag}`",
+            1,
+        ) from None
     except OSError as error:
         raise CommandError(f"can't read {location.log}: {error.strerror}", 1) from None
     with log:
@@ -169,10 +173,3 @@ def _about(tag: str | None) -> Callable[[str], bool]:
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
     form = re.compile(rf"\S+ \S+ [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
     return lambda line: form.match(line) is not None
-
-
-def _no_log(location: ServerLocation) -> str:
-    return (
-        f"there is no log at {location.log}: the server {location.name!r} does not run, or not "
-        f"with --detach; start it with `shoal start --detach{location.flag}`"
-    )

@@ -169,7 +169,7 @@ def add_start_arguments(parser: ArgumentParser) -> None:
 
 
 def _start(arguments: Namespace) -> int:
-    location = ServerLocation.of(arguments.name)
+    location = ServerLocation(arguments.name)
     if arguments.detach:
         ready = _start_detached(location, [one for one in arguments.argv if one != "--detach"])
         return show(arguments, ready, facts([(name, str(one)) for name, one in ready.items()]))
@@ -187,7 +187,7 @@ def _serve_named(arguments: Namespace, location: ServerLocation) -> int:
     app = empty_application() if spec is None else application_of(spec)
 
     def started(url: str) -> None:
-        say(f"Commands reach it at {location.url()}")
+        say(f"Commands reach it at {location.url}")
         if arguments.ready_fd is not None:
             with open(arguments.ready_fd, "w", encoding="utf-8") as pipe:
                 pipe.write(f"{url}\n")

@@ -21,7 +21,7 @@ import inspect
 import math
 import time
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -232,17 +232,16 @@ class Search:
 
     def _tried(self, size: int, wait_s: float) -> Candidate:
         simulation = self._simulated(size, wait_s, self.rate)
-        candidate = Candidate(
+        p99_s = _percentile_of_all_s(simulation, 99)
+        return Candidate(
             size,
             wait_s,
             _percentile_of_all_s(simulation, 50),
-            _percentile_of_all_s(simulation, 99),
+            p99_s,
             simulation.mean_batch,
             simulation.busy_share,
+            self._highest_rate(size, wait_s) if p99_s <= self.p99_s else 0.0,
         )
-        if candidate.p99_s > self.p99_s:
-            return candidate
-        return replace(candidate, up_to_rate=self._highest_rate(size, wait_s))
 
     def _highest_rate(self, size: int, wait_s: float) -> float:
         low, high = self.rate, max(self.rate, self.most(size))

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
@@ -46,39 +45,22 @@ _TRIES: Final = 20
 _BETWEEN_S: Final = 0.01
 
 
-@dataclass(frozen=True)
 class ServerLocation:
-    name: str
-    directory: Path
+    """The files of a named server; making it creates none of them."""
 
-    @classmethod
-    def of(cls, name: str) -> ServerLocation:
-        """Returns the location for a name, without creating any file."""
+    def __init__(self, name: str, directory: Path | None = None) -> None:
         try:
-            return cls(name, admin_socket_directory())
+            self.directory = directory or admin_socket_directory()
         except ConnectionError as error:
             raise CommandError(str(error), 1) from None
-
-    @property
-    def socket(self) -> Path:
-        return self.directory / f"{self.name}.sock"
-
-    @property
-    def log(self) -> Path:
-        return self.directory / f"{self.name}.log"
-
-    @property
-    def process(self) -> Path:
-        """The file that the running server locks; it contains its process id."""
-        return self.directory / f"{self.name}.pid"
-
-    @property
-    def flag(self) -> str:
-        """The flag of commands for this server; empty for the default server."""
-        return "" if self.name == "default" else f" --name {self.name}"
-
-    def url(self) -> str:
-        return f"unix:{self.socket}"
+        self.name = name
+        self.socket = self.directory / f"{name}.sock"
+        self.url = f"unix:{self.socket}"
+        self.log = self.directory / f"{name}.log"
+        # The running server locks it; it contains its process id.
+        self.process = self.directory / f"{name}.pid"
+        # Of commands for this server; empty for the default server.
+        self.flag = "" if name == "default" else f" --name {name}"
 
     def make_directory(self) -> None:
         """Creates the directory, accessible only to its user."""
@@ -151,7 +133,7 @@ def already_running(location: ServerLocation) -> CommandError:
     whose = f" as process {process}" if process else ""
     return CommandError(
         f"a server named {location.name!r} runs already{whose}; see it with `shoal status{flag}`, "
-        f"connect to it at {location.url()}, or end it with `shoal stop{flag}`",
+        f"connect to it at {location.url}, or end it with `shoal stop{flag}`",
         1,
     )
 
@@ -211,7 +193,7 @@ def ask(
     waits_for: str = "the server to answer",
 ) -> T:
     """Connects to the server and runs a request; shows `waits_for` on a terminal after a second."""
-    url = arguments.url or ServerLocation.of(arguments.name).url()
+    url = arguments.url or ServerLocation(arguments.name).url
     with as_mistakes():
         client = RemoteClient(url, token=token_of(arguments))
     try:
@@ -219,7 +201,12 @@ def ask(
     except CommandError:
         raise
     except ConnectionRefusedError:
-        raise _not_there(arguments, url) from None
+        flag = "" if arguments.name == "default" else f" --name {arguments.name}"
+        raise CommandError(
+            f"no server answers at {url}; start one with `shoal start --detach{flag}`, or name "
+            "another with --name or --url",
+            1,
+        ) from None
     except (TypeError, ValueError) as error:
         # 2 for a mistake in the command, 1 if the state of the server does not allow it.
         raise CommandError(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
@@ -242,12 +229,3 @@ async def _asked(
 async def _show_wait(waits_for: str) -> None:
     await anyio.sleep(_PATIENCE_S)
     say(f"waiting for {waits_for} ...")
-
-
-def _not_there(arguments: Namespace, url: str) -> CommandError:
-    flag = "" if arguments.name == "default" else f" --name {arguments.name}"
-    return CommandError(
-        f"no server answers at {url}; start one with `shoal start --detach{flag}`, or name another "
-        "with --name or --url",
-        1,
-    )

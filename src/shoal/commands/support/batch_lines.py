@@ -22,6 +22,7 @@ import anyio
 
 from shoal.batching.calls.window import MapPlan
 from shoal.commands.support.output import CommandError
+from shoal.errors import Overloaded
 from shoal.failures.exceptions import in_one_line
 
 if TYPE_CHECKING:
@@ -31,11 +32,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _NULL: Final = b"null"
-# Statuses of a request that is made again, for as long as `map` does with one that is refused.
+# Statuses of a request that is made again.
 _REFUSED: Final = (429, 503)
-_MOST_REFUSED_S: Final = 60.0
-_FIRST_DELAY_S: Final = 0.05
-_MAX_DELAY_S: Final = 5.0
 _REQUESTS_AT_ONCE: Final = 64
 _BLOCK_BYTES: Final = 2**20
 _ERROR_BEGINS: Final = b'{"line":'
@@ -50,6 +48,14 @@ class LineRefused(Exception):
         super().__init__(members.get("detail") or members.get("message"))
         self.members = members
         self.custom_id = custom_id
+
+
+class RequestRefused(Overloaded):
+    """A request that an overloaded application has refused; `map` makes it again."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__("the application is overloaded")
+        self.answer = answer
 
 
 BLANK: Final = LineRefused({})
@@ -98,7 +104,9 @@ class OpenAiLines:
         return known
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, RequestRefused):
+            answer = outcome.answer
+        elif isinstance(outcome, Exception):
             refused = outcome
             if not isinstance(refused, LineRefused):
                 refused = _refused_request(None, in_one_line(outcome), "request_failed")
@@ -125,10 +133,10 @@ async def open_app(app: ASGIApp) -> AsyncGenerator[tuple[OpenAiLines, MapPlan]]:
     mounted = Mounted(app)
     transport = httpx.ASGITransport(mounted)
 
-    async def ask(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def ask(requests: list[dict[str, Any]]) -> list[Any]:
         [request] = requests
         try:
-            response = await _sent(client, request)
+            response = await client.post(request["url"], json=request["body"])
         except Exception as error:
             refused = _refused_request(None, in_one_line(error), "request_failed")
             return [_answer(request["custom_id"], None, refused.members)]
@@ -141,24 +149,14 @@ async def open_app(app: ASGIApp) -> AsyncGenerator[tuple[OpenAiLines, MapPlan]]:
             "request_id": response.headers.get("x-request-id"),
             "body": body,
         }
-        return [_answer(request["custom_id"], answered, None)]
+        answer = _answer(request["custom_id"], answered, None)
+        return [RequestRefused(answer) if response.status_code in _REFUSED else answer]
 
     async with (
         lifespans_of([mounted]),
         httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
         yield OpenAiLines(), MapPlan("run-batch", ask, 1, _REQUESTS_AT_ONCE)
-
-
-async def _sent(client: Any, request: dict[str, Any]) -> Any:
-    """Sends a request, again while the application is overloaded."""
-    give_up_at, delay_s = anyio.current_time() + _MOST_REFUSED_S, _FIRST_DELAY_S
-    while True:
-        response = await client.post(request["url"], json=request["body"])
-        if response.status_code not in _REFUSED or anyio.current_time() > give_up_at:
-            return response
-        await anyio.sleep(delay_s)
-        delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
 
 def _answer(custom_id: object, response: Any, error: Any) -> dict[str, Any]:

@@ -72,20 +72,16 @@ def instrument(target: object, *, tracer_provider: TracerProvider | None = None)
             f"    instrument(Model.predict)\nnot {target!r}"
         )
     if any(isinstance(one, BatchTracer) for one in observers.all):
-        raise _instrumented_already(target)
+        raise RuntimeError(
+            f"this {type(target).__name__} is instrumented already; call uninstrument() of what "
+            "the first instrument() returned"
+        )
     batches = BatchTracer(tracer)
     end: list[Callable[[], object]] = [batches.end, lambda: observers.remove(batches)]
     if (trace_requests := getattr(target, "trace_requests", None)) is not None:
         end.append(trace_requests(tracer))
     observers.add(batches)
     return Instrumentation(end)
-
-
-def _instrumented_already(target: object) -> RuntimeError:
-    return RuntimeError(
-        f"this {type(target).__name__} is instrumented already; call uninstrument() of what "
-        "the first instrument() returned"
-    )
 
 
 _LONGEST: Final = 512
