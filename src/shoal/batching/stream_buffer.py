@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class StreamBuffer:
     """The buffer between the slot and the reader of one stream; the waiter of its request."""
 

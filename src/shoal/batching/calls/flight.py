@@ -80,7 +80,7 @@ REPLAYED_MOST: Final = 1024
 """How many items of a stream are kept for readers that join it later."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SharedBuffer:
     """The waiter of a request that readers share; a `StreamBuffer` for the engine."""
 
