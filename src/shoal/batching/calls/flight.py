@@ -168,4 +168,7 @@ class SharedBuffer:
 
 
 def filled_buffer(parking: Parking, capacity: int, items: list[Any]) -> StreamBuffer:
-    return StreamBuffer(parking, capacity, deque(items), has_sent=bool(items))
+    buffer = StreamBuffer(parking, capacity)
+    buffer.items = deque(items)
+    buffer.has_sent = bool(items)
+    return buffer
