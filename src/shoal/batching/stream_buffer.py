@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.request import State
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking
 
 
-@dataclass(slots=True, eq=False)
 class StreamBuffer:
     """The buffer between the slot and the reader of one stream; the waiter of its request."""
 
@@ -28,20 +26,34 @@ class StreamBuffer:
     # for the reader only while that waits. `hold` is the waiter of the slot that waits for room; it
     # waits only while `items` is full.
 
-    parking: Parking
-    capacity: int
-    items: deque[Any] = field(default_factory=deque[Any])
-    waiter: Any = None
-    # Takes an item in place of the reader, at once; returns whether it did.
-    passes_on: Callable[[Any], bool] | None = None
-    # Whether any item was put in.
-    has_sent: bool = False
-    hold: Any = None
-    # Releases the request of a stream that is garbage collected; None once it is left.
-    watch: object = None
-    # For how long, in seconds, the reader has blocked its batch since it last caught up.
-    held_s: float = 0.0
-    _held_since: float = 0.0
+    __slots__ = (
+        "_held_since",
+        "capacity",
+        "has_sent",
+        "held_s",
+        "hold",
+        "items",
+        "parking",
+        "passes_on",
+        "waiter",
+        "watch",
+    )
+
+    def __init__(self, parking: Parking, capacity: int) -> None:
+        self.parking = parking
+        self.capacity = capacity
+        self.items: deque[Any] = deque()
+        self.waiter: Any = None
+        # Takes an item in place of the reader, at once; returns whether it did.
+        self.passes_on: Callable[[Any], bool] | None = None
+        # Whether any item was put in.
+        self.has_sent = False
+        self.hold: Any = None
+        # Releases the request of a stream that is garbage collected; None once it is left.
+        self.watch: object = None
+        # For how long, in seconds, the reader has blocked its batch since it last caught up.
+        self.held_s = 0.0
+        self._held_since = 0.0
 
     def wake(self) -> None:
         waiter = self.waiter

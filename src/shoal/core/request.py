@@ -83,7 +83,7 @@ class RequestBatch:
     on_left: Callable[[Request | None], object] | None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class RequestOptions:
     """The options of one request: those of its call, its priority, cost and bucket key."""
 

@@ -80,7 +80,7 @@ REPLAYED_MOST: Final = 1024
 """How many items of a stream are kept for readers that join it later."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SharedBuffer:
     """The waiter of a request that readers share; a `StreamBuffer` for the engine."""
 
@@ -168,4 +168,7 @@ class SharedBuffer:
 
 
 def filled_buffer(parking: Parking, capacity: int, items: list[Any]) -> StreamBuffer:
-    return StreamBuffer(parking, capacity, deque(items), has_sent=bool(items))
+    buffer = StreamBuffer(parking, capacity)
+    buffer.items = deque(items)
+    buffer.has_sent = bool(items)
+    return buffer

@@ -95,7 +95,7 @@ def _not_one(name: str, number: int) -> NotOpen:
     )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ThreadStream(Generic[R_co]):
     """A stream of results for plain code: ``with ... as stream: for item in stream: ...``.
 
