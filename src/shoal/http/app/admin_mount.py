@@ -64,7 +64,7 @@ class AdminListener:
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
         dispatcher = RouteDispatcher(SharedParts(self._api.settings))
-        async with dispatcher.shared.departures.watching():
+        async with dispatcher.shared.disconnects.watching():
             await dispatcher.answer(scope, receive, send, route)
 
 

@@ -395,7 +395,7 @@ class App:
             if is_complete:
                 self._answer_by(controller)
             try:
-                async with self._shared.departures.watching():
+                async with self._shared.disconnects.watching():
                     yield
             finally:
                 self._router.set_controller(None)

@@ -129,14 +129,14 @@ class Feed:
         try:
             await run_unless_left(exchange.when_left, lambda: self._show(exchange))
         except CallerLeft:
-            has_left = not exchange.is_cut_off
+            has_disconnected = not exchange.is_cut_off
         else:
-            has_left = False
+            has_disconnected = False
         finally:
             self._viewers -= 1
             if not self._viewers:
                 self._watch(None)
-        if not has_left:
+        if not has_disconnected:
             with suppress(CallerLeft):
                 await exchange.end(b"")
         exchange.status = 0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import NO_ENDPOINT
-from shoal.http.requests.departures import Watched
+from shoal.http.requests.disconnects import WatchedClient
 from shoal.http.requests.problem import Refused, explained, too_large
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Exchange:
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
     # On a server without the extension `DISCONNECT`, once the client was watched.
-    _watched: Watched | None = None
+    _watched: WatchedClient | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
@@ -107,8 +107,8 @@ class Exchange:
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            self._watched = self._watched or Watched(self.receive, self.id)
-            return partial(self._shared.departures.watch, self._watched)
+            self._watched = self._watched or WatchedClient(self.receive, self.id)
+            return partial(self._shared.disconnects.watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
@@ -294,7 +294,7 @@ class Exchange:
             if self._watched is not None:
                 # Servers and middleware may fail if `receive` is pending as a response ends.
                 await self._watched.stopped()
-            limit = self._shared.departures.limit(self.settings.send_timeout_s)
+            limit = self._shared.disconnects.limit(self.settings.send_timeout_s)
             with limit:
                 for message in messages:
                     await self._send(message)

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.histogram import NO_ENDPOINT, ItemTimes, RequestTimes
-from shoal.http.requests.departures import Departures
+from shoal.http.requests.disconnects import Disconnects
 from shoal.http.requests.problem import Refused, retry_after
 from shoal.loops.this_loop import parking_of_this_loop
 
@@ -27,7 +27,7 @@ class SharedParts:
         # By endpoint.
         self.streams: defaultdict[str, ItemTimes] = defaultdict(ItemTimes)
         self.settings = settings
-        self.departures = Departures()
+        self.disconnects = Disconnects()
         self.incomplete = IncompleteBodies(settings)
         # Ids are unique among processes that share a log, and cheap to make.
         form = secrets.token_hex(4).encode("ascii") + b"-%x"
