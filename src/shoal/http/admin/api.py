@@ -140,15 +140,15 @@ class AdminApi:
         *,
         token: str | None,
         allowed_modules: Sequence[str] | None,
-        settings: HttpOptions | None = None,
+        options: HttpOptions | None = None,
     ) -> None:
         self._guard = Guard(token)
-        self.settings = settings = settings or HttpOptions()
+        self.options = options = options or HttpOptions()
         self._client = client
         self._imports = ImportRule(allowed_modules)
         self._recordings = 0  # that run now
         # The JSON around the item adds to the size of a call.
-        self.routes = tuple(self._routes(settings.max_body_bytes + MAX_BODY_BYTES))
+        self.routes = tuple(self._routes(options.max_body_bytes + MAX_BODY_BYTES))
         self._table = PathTable[AdminRoute]()
         for route in self.routes:
             self._table.add(API + route.path, (route.method,), route)

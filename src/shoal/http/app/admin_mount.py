@@ -41,7 +41,7 @@ class AdminListener:
         self._dashboard = dashboard
         self._pages = {} if dashboard is None else dashboard.pages(api.check_reader)
         self._behind = behind
-        self._dispatcher = RouteDispatcher(SharedParts(api.settings))
+        self._dispatcher = RouteDispatcher(SharedParts(api.options))
         self._api = api
         self._api_page = Page(api.answer)
 
@@ -63,7 +63,7 @@ class AdminListener:
             await self._dispatcher.answer(scope, receive, send, route)
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
-        dispatcher = RouteDispatcher(SharedParts(self._api.settings))
+        dispatcher = RouteDispatcher(SharedParts(self._api.options))
         async with dispatcher.shared.disconnects.watching():
             await dispatcher.answer(scope, receive, send, route)
 
@@ -96,5 +96,5 @@ class AppAdmin:
         if controller is None:
             return None
         token, modules = self.token, self.allowed_modules
-        api = AdminApi(controller, token=token, allowed_modules=modules, settings=app.settings)
+        api = AdminApi(controller, token=token, allowed_modules=modules, options=app.settings)
         return AdminListener(api, self.behind or app, app.own_pages.dashboard)

@@ -73,10 +73,10 @@ class Pages:
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
         self._declared = declared
-        self._settings = settings = shared.settings
+        self._options = options = shared.options
         self._now = now
         self._shared = shared
-        self.dashboard = Dashboard(settings, lambda: now()[1])
+        self.dashboard = Dashboard(options, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
         pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {
@@ -85,17 +85,17 @@ class Pages:
             "metrics": self._answer_metrics,
             "routes": self._answer_routes,
         }
-        if self._settings.openapi:
+        if self._options.openapi:
             pages["openapi.json"] = self._answer_document
             pages["docs"] = self._answer_viewer
             pages |= {f"docs/{name}": self._answer_file for name in VIEWER_FILES}
         for name, answer in pages.items():
             table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
-        if self._settings.dashboard is not False:
+        if self._options.dashboard is not False:
             public = self.dashboard.pages(self.dashboard.check_public, is_public=True)
             for path, page in public.items():
                 table.add(path, ("GET",), page)
-        if self._settings.landing_page:
+        if self._options.landing_page:
             table.add("/", ("GET",), Page(self._answer_landing))
 
     def loading(self) -> list[str]:
@@ -143,7 +143,7 @@ class Pages:
     async def _answer_ready(self, exchange: Exchange) -> None:
         phase, controller = self._now()
         endpoints: Mapping[str, Endpoint] = {} if controller is None else controller.endpoints
-        debug = self._settings.debug
+        debug = self._options.debug
         states = {name: _state(endpoint, debug=debug) for name, endpoint in endpoints.items()}
         stopped = [name for name, state in states.items() if not state["alive"]]
         if phase == "open" and stopped:
@@ -215,14 +215,14 @@ class Pages:
     def _document(self) -> Document:
         from shoal.http.openapi.document import Document
 
-        return Document(self._settings)
+        return Document(self._options)
 
     async def _answer_viewer(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import viewer_page
 
         root = root_of(exchange.scope)
         mounted = {prefix: unwrapped(app) for prefix, app in self._declared.mounts.items()}
-        await exchange.answer(200, *viewer_page(self._settings.title, mounted, root))
+        await exchange.answer(200, *viewer_page(self._options.title, mounted, root))
 
     async def _answer_file(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import page_file
@@ -237,23 +237,23 @@ class Pages:
         scope = exchange.scope
         host = exchange.headers.get(b"host", b"")
         page = landing_page(
-            self._settings.title,
+            self._options.title,
             dict(self._links(scope)),
             self._routes(),
-            self.document()["paths"] if self._settings.openapi else {},
+            self.document()["paths"] if self._options.openapi else {},
             (scope.get("scheme", "http"), host, root_of(scope)),
         )
         await exchange.answer(200, *page)
 
     def _links(self, scope: Scope) -> Iterator[tuple[str, str]]:
         """Yields the name and the path of each page that the client may see."""
-        if self._settings.openapi:
+        if self._options.openapi:
             yield from (("docs", f"{RESERVED}/docs"), ("openapi", f"{RESERVED}/openapi.json"))
         if self.dashboard.is_public_to(scope):
             yield "dashboard", DASHBOARD
         for name, page in (("health", "readyz"), ("metrics", "metrics"), ("routes", "routes")):
             yield name, f"{RESERVED}/{page}"
-        for protocol in protocol_objects(self._settings.protocols):
+        for protocol in protocol_objects(self._options.protocols):
             if start := getattr(protocol, "start", ""):
                 yield getattr(protocol, "title", "") or type(protocol).__name__, start
         for prefix in self._prefixes():

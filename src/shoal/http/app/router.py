@@ -125,16 +125,16 @@ class AppRouter:
         self._declared = declared
         self._dispatcher = dispatcher
         self._shared = dispatcher.shared
-        self._settings = settings = self._shared.settings
-        self._protocols = protocol_objects(settings.protocols)
-        self._not_open = ProblemRoute(not_open(settings))
-        self._starting = ProblemRoute(starting(settings))
+        self._options = options = self._shared.options
+        self._protocols = protocol_objects(options.protocols)
+        self._not_open = ProblemRoute(not_open(options))
+        self._starting = ProblemRoute(starting(options))
 
     def set_controller(self, controller: Controller | None) -> None:
         self._table = None
         if controller is not None:
             self._shared.begin()
-            self._table = EndpointTable(controller, self._settings, self._protocols)
+            self._table = EndpointTable(controller, self._options, self._protocols)
 
     @property
     def table(self) -> EndpointTable | None:
@@ -179,7 +179,7 @@ class AppRouter:
         if scope["type"] == "http":
             await self._dispatcher.answer(scope, receive, send, self._starting)
         elif (await receive())["type"] == "websocket.connect":
-            await refuse_socket(self._shared, scope, send, starting(self._settings))
+            await refuse_socket(self._shared, scope, send, starting(self._options))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""
@@ -209,7 +209,7 @@ class AppRouter:
             return
         refuse = partial(refuse_socket, self._shared, scope, send)
         if self._table is None:
-            await refuse(not_open(self._settings))
+            await refuse(not_open(self._options))
             return
         if match is None:
             await refuse(not_found())

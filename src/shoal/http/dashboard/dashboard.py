@@ -48,8 +48,8 @@ _LOCAL: Final = Guard(None)
 
 
 class Dashboard:
-    def __init__(self, settings: HttpOptions, controller: Callable[[], Controller | None]) -> None:
-        self._settings = settings
+    def __init__(self, options: HttpOptions, controller: Callable[[], Controller | None]) -> None:
+        self._options = options
         self._controller = controller
         self._failures = FailureLog()
 
@@ -58,8 +58,8 @@ class Dashboard:
 
     def is_public_to(self, scope: Scope) -> bool:
         """Returns whether a request to the application's own address may see it."""
-        if self._settings.dashboard is not None:
-            return self._settings.dashboard
+        if self._options.dashboard is not None:
+            return self._options.dashboard
         if not scope.get("extensions", {}).get(DISCONNECT, {}).get("is_local", False):
             return False
         try:
@@ -95,7 +95,7 @@ class Dashboard:
         if name == "feed":
             await self._feed.answer(exchange, is_public=is_public)
         elif name == "dashboard":
-            await exchange.answer(200, *index_page(_PACKAGE, self._settings.title, _POLICY))
+            await exchange.answer(200, *index_page(_PACKAGE, self._options.title, _POLICY))
         else:
             accept = exchange.headers.get(b"accept-encoding", b"")
             max_age_s = _KEPT_S if name.startswith("uPlot") else 0
@@ -105,4 +105,4 @@ class Dashboard:
     def _feed(self) -> Feed:
         from shoal.http.dashboard.feed import Feed
 
-        return Feed(self._settings, self._controller, self._failures)
+        return Feed(self._options, self._controller, self._failures)

@@ -94,11 +94,11 @@ class _Seen(NamedTuple):
 class Feed:
     def __init__(
         self,
-        settings: HttpOptions,
+        options: HttpOptions,
         controller: Callable[[], Controller | None],
         failures: FailureLog,
     ) -> None:
-        self._settings = settings
+        self._options = options
         self._find = controller
         self._failures = failures
         self._history = BatchHistory()
@@ -118,9 +118,9 @@ class Feed:
         # A response that has begun is not counted among the requests: it lasts as long as a page
         # is open, and closing the page is no failure.
         if self._controller() is None:
-            raise Refused(not_open(self._settings))
+            raise Refused(not_open(self._options))
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
-            raise Refused(_too_many(self._viewers, self._settings.retry_after_s))
+            raise Refused(_too_many(self._viewers, self._options.retry_after_s))
         if exchange.wants_no_body:
             await exchange.answer_without_body(200, _HEADERS)
             return

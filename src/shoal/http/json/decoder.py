@@ -40,11 +40,11 @@ class Decoder:
     """Makes items from the bodies of requests; built from a description."""
 
     def __init__(self, description: bytes) -> None:
-        signature, settings, modules = unpickled(description)
+        signature, limits, modules = unpickled(description)
         for module in modules:
             import_module(module)
         self._read = reader_for(signature).read
-        options = HttpOptions.of_app(settings)
+        options = HttpOptions.of_app(limits)
         self.most_bytes = options.max_body_bytes
         self._shared = SharedParts(options)
 
@@ -74,13 +74,13 @@ def may_be_decoded_ahead(exchange: Exchange) -> bool:
     )
 
 
-def description_of(signature: Signature, settings: HttpOptions) -> bytes | None:
+def description_of(signature: Signature, options: HttpOptions) -> bytes | None:
     """Describes a decoder; None if its process would need the user's code."""
     # A sentinel, such as an object or NaN, would be another object there.
     defaults = [one.default for one in signature.parameters.values()]
     if any(type(one) not in _PLAIN or one != one for one in defaults):
         return None
-    limits = {name: getattr(settings, name) for name in ("max_body_bytes", "max_json_elements")}
+    limits = {name: getattr(options, name) for name in ("max_body_bytes", "max_json_elements")}
     # Results may be arrays, and the first one must not wait for the import.
     modules = ["numpy"] if "numpy" in sys.modules else []
     file = io.BytesIO()

@@ -97,7 +97,7 @@ def _nothing(_exchange: Exchange, _body: bytes) -> Any:
 def _raw(exchange: Exchange, body: bytes) -> bytes:
     if b"content-encoding" not in exchange.headers:
         return body
-    return decoded(exchange.headers, body, exchange.settings.max_body_bytes)
+    return decoded(exchange.headers, body, exchange.options.max_body_bytes)
 
 
 def _request(exchange: Exchange, body: bytes) -> Request:

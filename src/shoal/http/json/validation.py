@@ -80,7 +80,7 @@ class JsonType:
                     return self._validator.validate_python(value)
                 except ValidationError as error:
                     raise Refused(problem_of_validation(error)) from None
-        check_json(body, exchange.settings.max_json_elements)
+        check_json(body, exchange.options.max_json_elements)
         try:
             return self._validator.validate_json(body)
         except ValidationError as error:
@@ -89,11 +89,11 @@ class JsonType:
     def lines(self, exchange: Exchange, body: bytes) -> Iterator[Any]:
         """Yields the item of each line of a body, or the `Refused` of a line that is none."""
         if b"content-encoding" in exchange.headers:
-            body = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
+            body = decoded(exchange.headers, body, exchange.options.max_body_bytes)
         body = body.strip(_SPACE)
         if body.count(b"\n") >= MOST_LINES:
             raise Refused.of("body-too-complex", f"A request may have {MOST_LINES} lines.")
-        most = exchange.settings.max_json_elements
+        most = exchange.options.max_json_elements
         # Of all lines together, which may have their free memory only once.
         check_cost(body, most)
         for line in body.split(b"\n"):
@@ -111,7 +111,7 @@ class JsonType:
         if form is None:
             _check_media_type(media_type, self.media_types)
         if b"content-encoding" in headers:
-            body = decoded(headers, body, exchange.settings.max_body_bytes)
+            body = decoded(headers, body, exchange.options.max_body_bytes)
         return form, body
 
 

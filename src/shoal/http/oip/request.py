@@ -190,14 +190,14 @@ def read_tensors(
     if headers.get(b"content-type") not in _MEDIA_TYPES:
         _check_media_type(headers)
     if b"content-encoding" in headers:
-        body = decoded(headers, body, exchange.settings.max_body_bytes)
+        body = decoded(headers, body, exchange.options.max_body_bytes)
     declared = headers.get(HEADER_LENGTH)
     if declared is None:
         described, end = heads.read(body), len(body)
     else:
         end = _header_length(declared, len(body))
         described = heads.of(body[:end])
-    allowance = Allowance(exchange.settings.max_json_elements)
+    allowance = Allowance(exchange.options.max_json_elements)
     return described, _filled(described.inputs, memoryview(body)[end:], allowance)
 
 

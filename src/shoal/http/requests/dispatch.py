@@ -235,7 +235,7 @@ class RouteDispatcher:
             is_refusal = isinstance(refusal, HTTPException)
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
-            problem = problem_of(refusal, self.shared.settings)
+            problem = problem_of(refusal, self.shared.options)
             await self.answer(scope, receive, send, ProblemRoute(problem))
 
 

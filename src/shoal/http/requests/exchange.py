@@ -85,7 +85,7 @@ class Exchange:
         self.receive = receive
         self._send = send
         self._shared = shared
-        self.settings = shared.settings
+        self.options = shared.options
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given_id = self.headers.get(b"x-request-id")
@@ -115,7 +115,7 @@ class Exchange:
     @property
     def send_timeout_s(self) -> float:
         """The seconds that the client has to accept one message; inf if the server limits it."""
-        return self.settings.send_timeout_s if self._offered is None else math.inf
+        return self.options.send_timeout_s if self._offered is None else math.inf
 
     @property
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
@@ -155,7 +155,7 @@ class Exchange:
     async def body(self, most: int | None = None) -> bytes:
         """Raises `Refused` for a large or fragmented body, or if too many are incomplete."""
         if most is None:
-            most = self.settings.max_body_bytes
+            most = self.options.max_body_bytes
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > most:
             raise too_large(most)
@@ -199,7 +199,7 @@ class Exchange:
         """Counts and logs an error of the request; returns its problem."""
         if self.calls is not None:
             return self.calls.explained(error, self.request_id)
-        return explained(error, self.settings, name, self.request_id)
+        return explained(error, self.options, name, self.request_id)
 
     async def answer(
         self,
@@ -294,7 +294,7 @@ class Exchange:
             if self._watched is not None:
                 # Servers and middleware may fail if `receive` is pending as a response ends.
                 await self._watched.stopped()
-            limit = self._shared.disconnects.limit(self.settings.send_timeout_s)
+            limit = self._shared.disconnects.limit(self.options.send_timeout_s)
             with limit:
                 for message in messages:
                     await self._send(message)

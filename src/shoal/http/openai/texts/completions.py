@@ -54,7 +54,7 @@ class TextCall:
         if not self.call.streams:
             self.output.keep(self.output.whole(await self.call.result(self.item)))
             return self.output
-        limit_s = self.job.exchange.settings.answer_timeout_s
+        limit_s = self.job.exchange.options.answer_timeout_s
         if self.call.batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):

@@ -68,7 +68,7 @@ async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
     media_type = exchange.headers.get(b"content-type", b"").lower()
     if not media_type.startswith(b"multipart/form-data"):
         raise Refused.of("unsupported-media-type", "Send a form, as multipart/form-data.")
-    whole = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
+    whole = decoded(exchange.headers, body, exchange.options.max_body_bytes)
     params: dict[str, Any] = {}
     try:
         form = WholeRequest(exchange.scope, whole).form(max_files=1, max_fields=_MOST_FIELDS)
