@@ -43,7 +43,7 @@ from shoal.http.requests.disconnects import Disconnects, WatchedClient
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import ItemStream, answer_with_stream, headers_of
+from shoal.http.requests.streaming import ItemStream, headers_of, respond_with_stream
 from shoal.integrations.error_responses import ErrorKeywords, ErrorResponses
 
 if TYPE_CHECKING:
@@ -193,16 +193,16 @@ class ResultStreamResponse(Response):
         try:
             form = form_for(exchange)
             if exchange.wants_no_body:
-                await exchange.answer_without_body(200, headers_of(form))
+                await exchange.respond_without_body(200, headers_of(form))
                 return
             explain = partial(exchange.explained, name=_route_name(exchange.scope))
-            await answer_with_stream(exchange, self._stream, form, explain=explain)
+            await respond_with_stream(exchange, self._stream, form, explain=explain)
         except CallerLeft:
             if exchange.is_cut_off:
                 raise ShutDown("the server ends") from None
             if not exchange.status:  # some middleware requires a response
                 with suppress(CallerLeft):
-                    await exchange.answer_without_body(LEFT)
+                    await exchange.respond_without_body(LEFT)
 
 
 def operator_pages() -> Router:
@@ -215,15 +215,15 @@ def operator_pages() -> Router:
 
     Anyone can read them: do not let the proxy forward ``/-``.
     """
-    routes = {"/healthz": _answer_alive, "/readyz": _answer_ready, "/metrics": _answer_metrics}
+    routes = {"/healthz": _handle_alive, "/readyz": _handle_ready, "/metrics": _handle_metrics}
     return Router([Route(path, answer) for path, answer in routes.items()])
 
 
-async def _answer_alive(_request: Request) -> Response:
+async def _handle_alive(_request: Request) -> Response:
     return JSONResponse({"status": "alive"}, headers=_FRESH)
 
 
-async def _answer_ready(_request: Request) -> Response:
+async def _handle_ready(_request: Request) -> Response:
     blocks = public_blocks()
     if any(not block.is_closing for block in blocks):
         status = "ready"
@@ -237,7 +237,7 @@ async def _answer_ready(_request: Request) -> Response:
     return JSONResponse({"status": status, "batchers": states}, ready, _FRESH)
 
 
-async def _answer_metrics(request: Request) -> Response:
+async def _handle_metrics(request: Request) -> Response:
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 

@@ -43,7 +43,7 @@ class AdminListener:
         self._behind = behind
         self._dispatcher = RouteDispatcher(SharedParts(api.options))
         self._api = api
-        self._api_page = Page(api.answer)
+        self._api_page = Page(api.handle)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
@@ -60,12 +60,12 @@ class AdminListener:
         else:
             route = ProblemRoute(not_found())
         if DISCONNECT in scope.get("extensions", ()):
-            await self._dispatcher.answer(scope, receive, send, route)
+            await self._dispatcher.dispatch(scope, receive, send, route)
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
         dispatcher = RouteDispatcher(SharedParts(self._api.options))
         async with dispatcher.shared.disconnects.watching():
-            await dispatcher.answer(scope, receive, send, route)
+            await dispatcher.dispatch(scope, receive, send, route)
 
 
 @dataclass

@@ -72,7 +72,7 @@ class AppGuard:
         else:
             title = HTTPStatus(refusal.status).phrase
             route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))
-            await self._dispatcher.answer(scope, receive, send, route)
+            await self._dispatcher.dispatch(scope, receive, send, route)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):

@@ -152,10 +152,11 @@ class AppRouter:
                 route = match.routes.get(method) or route_for(method, match.routes)
                 if match.params:
                     scope = with_params(scope, match)
-                return self._dispatcher.answer(scope, receive, send, route)
+                return self._dispatcher.dispatch(scope, receive, send, route)
             if self._declared.mounted_at(path) is None:
-                return self._dispatcher.answer(scope, receive, send, self._elsewhere(path, method))
-        return self._answer_besides(scope, receive, send, root, path)
+                route = self._elsewhere(path, method)
+                return self._dispatcher.dispatch(scope, receive, send, route)
+        return self._dispatch_other(scope, receive, send, root, path)
 
     def _elsewhere(self, path: str, method: str) -> Route:
         """Returns the route for a path at which nothing is declared or mounted."""
@@ -175,9 +176,9 @@ class AppRouter:
             return self._declared.routed_to(self._not_open).at(path, method)
         return table.routes.at(path, method)
 
-    async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def refuse_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._dispatcher.answer(scope, receive, send, self._starting)
+            await self._dispatcher.dispatch(scope, receive, send, self._starting)
         elif (await receive())["type"] == "websocket.connect":
             await refuse_socket(self._shared, scope, send, starting(self._options))
 
@@ -186,22 +187,22 @@ class AppRouter:
         match = self.at(path, method)
         return None if match is None or not match.path else match.path
 
-    async def _answer_besides(
+    async def _dispatch_other(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
         kind, mounted = scope["type"], self._declared.mounted_at(path)
         table = self.table if kind == "websocket" else None
         match = None if table is None else table.sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):
-            await self._answer_socket(scope, receive, send, match)
+            await self._handle_socket(scope, receive, send, match)
         elif mounted is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
-            await self._dispatcher.answer_by(app, below, receive, send)
+            await self._dispatcher.call_app(app, below, receive, send)
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
-    async def _answer_socket(
+    async def _handle_socket(
         self, scope: Scope, receive: Receive, send: Send, match: PathMatch[EndpointCalls] | None
     ) -> None:
         """Refuses a WebSocket, or answers its requests."""

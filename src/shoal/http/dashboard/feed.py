@@ -113,7 +113,7 @@ class Feed:
         # A page drops the data of another run, which had another clock and other numbers.
         self._run = secrets.token_hex(4)
 
-    async def answer(self, exchange: Exchange, *, is_public: bool) -> None:
+    async def handle(self, exchange: Exchange, *, is_public: bool) -> None:
         """Answers one viewer, until it disconnects or the server drains."""
         # A response that has begun is not counted among the requests: it lasts as long as a page
         # is open, and closing the page is no failure.
@@ -122,7 +122,7 @@ class Feed:
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
             raise Refused(_too_many(self._viewers, self._options.retry_after_s))
         if exchange.wants_no_body:
-            await exchange.answer_without_body(200, _HEADERS)
+            await exchange.respond_without_body(200, _HEADERS)
             return
 
         self._viewers += 1

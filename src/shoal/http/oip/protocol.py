@@ -85,9 +85,9 @@ class MetadataPage(ProtocolRoute):
         super().__init__(name)
         self._describe = describe
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         status, described = self._describe(exchange)
-        await exchange.answer(status, JSON, orjson.dumps(described))
+        await exchange.respond(status, JSON, orjson.dumps(described))
 
 
 def version_of(endpoint: Endpoint, version: str) -> Backend:
@@ -108,7 +108,7 @@ class InferRoute(ProtocolRoute):
         self._calls = EndpointCalls(endpoint, options, self.protocol)
         self._heads = heads
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         exchange.calls = self._calls
         body = await exchange.body()
         described, tensors = read_tensors(exchange, body, self._heads)
@@ -129,9 +129,9 @@ class InferRoute(ProtocolRoute):
             response["id"] = described.id
         length, body = model.outputs.body(described, results, response)
         if length is None:
-            await exchange.answer(200, JSON, body)
+            await exchange.respond(200, JSON, body)
         else:
-            await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
+            await exchange.respond(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
 
 
 class OpenInference(HttpProtocol):

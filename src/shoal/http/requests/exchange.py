@@ -201,7 +201,7 @@ class Exchange:
             return self.calls.explained(error, self.request_id)
         return explained(error, self.options, name, self.request_id)
 
-    async def answer(
+    async def respond(
         self,
         status: int,
         media_type: bytes,
@@ -210,7 +210,7 @@ class Exchange:
     ) -> None:
         """Sends a whole response; raises `CallerLeft` if the client is gone or does not read."""
         if status in WITHOUT_BODY:
-            await self.answer_without_body(status, headers)
+            await self.respond_without_body(status, headers)
             return
         self.status = status
         sent = [
@@ -237,7 +237,7 @@ class Exchange:
 
     @property
     def is_encoded_elsewhere(self) -> bool:
-        """Whether `answer_with_array` can be used."""
+        """Whether `respond_with_array` can be used."""
         return (
             self.decoded is not None  # so the front end has loaded what it needs
             and self.ahead is not None
@@ -246,13 +246,13 @@ class Exchange:
             and self.times is None
         )
 
-    async def answer_with_array(self, array: Any) -> None:
+    async def respond_with_array(self, array: Any) -> None:
         """Sends a whole response with an array, which the front end writes as JSON."""
         assert self.ahead is not None
         self.status = 200
         await self.ahead["send_array"]([(b"content-type", JSON), (b"x-request-id", self.id)], array)
 
-    async def answer_without_body(
+    async def respond_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         await self._deliver(self._begin(status, headers), _body(b"", more=False))

@@ -123,7 +123,7 @@ class FailedBatchLog(BatchObserver):
         if request.state is not State.FAILED or not isinstance(error, Exception):
             return
         problem = problem_of(error, self._options)
-        if problem.status >= 500 and problem.kind:  # else the code itself has chosen the answer
+        if problem.status >= 500 and problem.kind:  # else the code itself has chosen the response
             failures.add(request, error, is_internal=problem.kind == "internal")
 
 

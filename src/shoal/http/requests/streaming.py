@@ -42,7 +42,7 @@ class ItemStream(AbstractAsyncContextManager[Any], AsyncIterable[Any], Protocol)
         ...
 
 
-async def answer_with_stream(
+async def respond_with_stream(
     exchange: Exchange,
     stream: ItemStream,
     form: StreamForm,

@@ -189,12 +189,12 @@ class SocketConnection:
             return
         self._requests[new.id] = request
         self._new.append((request, new))
-        self._tasks.start_soon(self._answer_next)
+        self._tasks.start_soon(self._handle_next)
 
     # The tasks of requests.
 
     @holds_ctrl_c
-    async def _answer_next(self) -> None:
+    async def _handle_next(self) -> None:
         request, new = self._new.popleft()
         try:
             with request.scope_of_task, _HOLDING:

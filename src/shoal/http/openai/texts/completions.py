@@ -21,7 +21,7 @@ from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, Messag
 from shoal.http.openai.texts.results import NotText, TextOutput
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.streaming import ItemStream, answer_with_stream
+from shoal.http.requests.streaming import ItemStream, respond_with_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -215,11 +215,11 @@ class TextRoute(OpenAIRoute):
         super().__init__()
         self._read = read
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         job = await self._read(exchange, await exchange.body())
         exchange.calls = job.model.calls
         if job.texts > 1:
-            await self._answer_with_several(exchange, job)
+            await self._respond_with_several(exchange, job)
             return
         with refusing():
             call = await job.model.calls.find(exchange)
@@ -227,22 +227,22 @@ class TextRoute(OpenAIRoute):
             if job.streams:
                 call.when_left = unwatched  # the stream watches for a disconnect itself
                 form = job.forms.stream(job.asked, text.output)
-                await answer_with_stream(exchange, text.stream(), form, job.clock())
+                await respond_with_stream(exchange, text.stream(), form, job.clock())
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.answer(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
+            await exchange.respond(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
 
-    async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
+    async def _respond_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
             texts = await run_unless_left(exchange.when_left, partial(_gathered, job))
-            await exchange.answer(200, JSON, job.forms.whole(job.asked, texts))
+            await exchange.respond(200, JSON, job.forms.whole(job.asked, texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         messages = job.forms.messages(job.asked)
         ends: list[TextEnd] = []
         merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
         form = SeveralTexts(messages, ends, job.asked)
-        await answer_with_stream(exchange, merged, form)
+        await respond_with_stream(exchange, merged, form)
