@@ -22,7 +22,7 @@ from serving.fake_client import FakeClient, full_status
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.server.server import serve
 from shoal.serving.backend_config import BackendConfig
@@ -41,7 +41,7 @@ def fake():
 
 
 def admin_listener(fake, token=None, allowed=("*",), options=None):
-    return AdminListener(AdminApi(fake, token=token, allowed_modules=allowed, options=options))
+    return AdminMount(AdminApi(fake, token=token, allowed_modules=allowed, options=options))
 
 
 @asynccontextmanager

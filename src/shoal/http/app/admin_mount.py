@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.http.dashboard.dashboard import Dashboard
 
 
-class AdminListener:
+class AdminMount:
     # It does not run the lifespan of the application behind. The dashboard is for callers with
     # access to the API, unless the application behind shows it to all.
 
@@ -78,23 +78,23 @@ class AppAdmin:
     token: str | None
     allowed_modules: Sequence[str]
     behind: ASGIApp | None = None
-    _admin_listener: AdminListener | None = None
+    _mount: AdminMount | None = None
 
     def count_refusal(self, status: int, took_s: float) -> None:
         self.app.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._admin_listener is None:
-            self._admin_listener = self._opened()
-        if scope["type"] == "lifespan" or self._admin_listener is None:
+        if self._mount is None:
+            self._mount = self._opened()
+        if scope["type"] == "lifespan" or self._mount is None:
             await (self.behind or self.app)(scope, receive, send)
         else:
-            await self._admin_listener(scope, receive, send)
+            await self._mount(scope, receive, send)
 
-    def _opened(self) -> AdminListener | None:
+    def _opened(self) -> AdminMount | None:
         app, controller = self.app, self.app.controller
         if controller is None:
             return None
         token, modules = self.token, self.allowed_modules
         api = AdminApi(controller, token=token, allowed_modules=modules, options=app.settings)
-        return AdminListener(api, self.behind or app, app.own_pages.dashboard)
+        return AdminMount(api, self.behind or app, app.own_pages.dashboard)
