@@ -136,8 +136,8 @@ class AppRouter:
             self._shared.begin()
             self._table = EndpointTable(controller, self._options, self._protocols)
 
-    @property
-    def table(self) -> EndpointTable | None:
+    def _current_table(self) -> EndpointTable | None:
+        """Returns the routes of the endpoints, rebuilt if these have changed; None if not open."""
         table = self._table
         if table is not None and table.registry.version != table.version:
             table.rebuild()
@@ -164,14 +164,14 @@ class AppRouter:
         if path == "/" and method in ("GET", "HEAD"):
             landing = self.pages.at(path, "GET")
             route = landing and landing.routes["GET"]
-        elif self.table is not None:
-            route = self.table.elsewhere(path)
+        elif (table := self._current_table()) is not None:
+            route = table.elsewhere(path)
         return route or ProblemRoute(not_found())
 
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
-        table = self.table
+        table = self._current_table()
         if table is None:
             return self._declared.routed_to(self._not_open).at(path, method)
         return table.routes.at(path, method)
@@ -191,7 +191,7 @@ class AppRouter:
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
         kind, mounted = scope["type"], self._declared.mounted_at(path)
-        table = self.table if kind == "websocket" else None
+        table = self._current_table() if kind == "websocket" else None
         match = None if table is None else table.sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):
             await self._handle_socket(scope, receive, send, match)

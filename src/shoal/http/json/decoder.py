@@ -52,7 +52,7 @@ class Decoder:
     def pickled_item(self, scope: Scope, body: bytes) -> bytes:
         """Returns the item, pickled; raises any exception for a body that it can't decode."""
         exchange = Exchange(self._shared, scope, _UNUSED, _UNUSED)
-        if len(body) > self.most_bytes or not may_be_decoded_ahead(exchange):
+        if len(body) > self.most_bytes or not may_be_decoded_early(exchange):
             raise ValueError("it is for the server's process")
         return dumps(self._read(exchange, body), 5)
 
@@ -62,7 +62,7 @@ def json_of(result: bytes) -> bytes:
     return encoded(unpickled(result))
 
 
-def may_be_decoded_ahead(exchange: Exchange) -> bool:
+def may_be_decoded_early(exchange: Exchange) -> bool:
     """Returns whether a front end may decode the item, by the headers."""
     # They are checked on both sides, as middleware may change them. A compressed body may cost much
     # more than its size, and middleware may refuse the request.

@@ -39,8 +39,8 @@ from starlette.responses import FileResponse, Response
 from shoal.asgi.headers import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
-from shoal.http.json.content_coding import decoded
-from shoal.http.json.decoder import description_of, may_be_decoded_ahead
+from shoal.http.json.content_coding import decompressed
+from shoal.http.json.decoder import description_of, may_be_decoded_early
 from shoal.http.json.lines import has_lines, respond_with_lines
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
@@ -98,22 +98,22 @@ class EndpointRoute(Route):
 
     async def handle(self, exchange: Exchange) -> None:
         exchange.calls = self.calls
-        # The batcher is found after the body was read: meanwhile the traffic may have moved.
-        decoded = exchange.decoded
-        if decoded is not None and not may_be_decoded_ahead(exchange):
-            decoded = None
-        body = await exchange.body() if decoded is None else b""
-        call = await self.calls.find(exchange)
-        found = call.batcher
-        if decoded is not None and not self._takes(found, decoded[0]):
-            decoded, body = None, await exchange.body()
-            exchange.teach(0, b"")  # until another one is taught
-        if found.converters is not None:
-            await self._handle_converted(call, exchange, found.converters, body)
+        early = exchange.early_item
+        if early is not None and not may_be_decoded_early(exchange):
+            early = None
+        body = await exchange.body() if early is None else b""
+        # After the body was read, since the traffic may have moved in that time.
+        call = await self.calls.call_for(exchange)
+        batcher = call.batcher
+        if early is not None and not self._takes(batcher, early[0]):
+            early, body = None, await exchange.body()
+            exchange.set_front_end_decoder(0, b"")  # until another one is set
+        if batcher.converters is not None:
+            await self._handle_converted(call, exchange, batcher.converters, body)
             return
-        codec = found.made_by(self._make_codec)
-        if decoded is not None:
-            item = decoded[1]
+        codec = batcher.made_by(self._make_codec)
+        if early is not None:
+            item = early[1]
         else:
             media_type = exchange.headers.get(b"content-type", JSON)
             has_many = body and media_type != JSON and has_lines(media_type)
@@ -121,18 +121,18 @@ class EndpointRoute(Route):
                 await respond_with_lines(call, exchange, codec.lines(exchange, body))
                 return
             item = codec.item(exchange, body)
-            if exchange.ahead is not None and may_be_decoded_ahead(exchange):
+            if exchange.front_end is not None and may_be_decoded_early(exchange):
                 description = codec.description(self._options)
                 if description is not None:
-                    exchange.teach(codec.decoder, description)
+                    exchange.set_front_end_decoder(codec.decoder, description)
         if call.streams:
             await self._respond_with_stream(call, exchange, codec, item)
         else:
             await codec.respond(exchange, await call.result(item))
 
-    def _takes(self, found: MethodBatcher, decoder: int) -> bool:
+    def _takes(self, batcher: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
-        return found.converters is None and found.made_by(self._make_codec).decoder == decoder
+        return batcher.converters is None and batcher.made_by(self._make_codec).decoder == decoder
 
     async def _handle_converted(
         self,
@@ -141,18 +141,17 @@ class EndpointRoute(Route):
         converters: Converters,
         body: bytes,
     ) -> None:
-        whole = decoded(exchange.headers, body, self._options.max_body_bytes)
-        request = WholeRequest(exchange.scope, whole)
+        request = WholeRequest(exchange.scope, decompressed(exchange, body))
         decode, encode = converters
-        found = call.batcher
+        batcher = call.batcher
         try:
             if decode is None:
-                codec = found.made_by(self._make_codec)
+                codec = batcher.made_by(self._make_codec)
                 item = codec.item(exchange, body)
             else:
-                codec = found.made_of_results(self._make_codec)
-                item = await _decoded(decode, request, call)
-                _check_count(item, len(found.batcher.signature.parameters))
+                codec = batcher.made_of_results(self._make_codec)
+                item = await _call_decode(decode, request, call)
+                _check_count(item, len(batcher.batcher.signature.parameters))
             if call.streams:
                 await self._respond_with_stream(
                     call, exchange, codec, item, partial(encode, request) if encode else None
@@ -183,7 +182,9 @@ class EndpointRoute(Route):
             await respond_with_stream(exchange, call.stream(item), form, tick, encode)
 
 
-async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall) -> Any:
+async def _call_decode(
+    decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall
+) -> Any:
     """Calls ``decode``; its usual errors about a malformed request become `Refused`."""
     try:
         item = decode(request)
@@ -238,7 +239,7 @@ class JsonCodec(Codec):
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
             await exchange.respond(200, JSON, encoded(result))
             return
-        if is_large_array(result) and exchange.is_encoded_elsewhere and accept in _ASKS_FOR_NOTHING:
+        if is_large_array(result) and exchange.front_end_encodes and accept in _ASKS_FOR_NOTHING:
             await exchange.respond_with_array(result)
             return
         if isinstance(result, Response):

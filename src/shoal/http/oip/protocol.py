@@ -115,7 +115,7 @@ class InferRoute(ProtocolRoute):
         version = _version_in(exchange)
         if version is not None:
             version_of(self._endpoint, version)  # it refuses an unknown one
-        call = await self._calls.find(exchange, headers_of_call(exchange, described, version))
+        call = await self._calls.call_for(exchange, headers_of_call(exchange, described, version))
         if call.streams:
             detail = "It answers with a stream, which the protocol does not have."
             raise not_fitting(detail)

@@ -160,7 +160,7 @@ class InputsRoute(OpenAIRoute):
             raise refused(detail, param=self.param)
         model = self._models.of(params.get("model"), self.make)
         exchange.calls = model.calls
-        call = await model.calls.find(exchange)
+        call = await model.calls.call_for(exchange)
         if call.streams:
             raise refused(f"The model gives texts, no {self.gives}", param="model")
         maker = model.maker(call.batcher, self.make)

@@ -178,19 +178,21 @@ class RouteDispatcher:
 
     @holds_ctrl_c
     async def dispatch(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
-        exchange = Exchange(self.shared, scope, receive, send)
+        shared = self.shared
+        exchange = Exchange(shared, scope, receive, send)
         try:
             try:
                 await route.handle(exchange)
             except BaseException:
-                with _HOLDING:  # the classes of items and results may do anything
+                # Entered only for failures. It replaces errors that are no `Exception`, which the
+                # classes of items and results may raise; cancellations propagate.
+                with _HOLDING:
                     raise
         except Exception as error:
             await self._respond_to_failure(exchange, route, error)
         finally:
             if exchange.status:  # else it has no response
                 counted = exchange.calls or route
-                shared = self.shared
                 took_s = shared.now() - exchange.began_at
                 shared.times.count(counted.name, counted.protocol, exchange.status, took_s)
 
@@ -209,7 +211,7 @@ class RouteDispatcher:
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.respond(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
-            if not (exchange.tells_of_disconnect or exchange.status):
+            if not (exchange.reports_disconnect or exchange.status):
                 with suppress(CallerLeft):  # some middleware requires a response; servers drop it
                     await exchange.respond_without_body(LEFT)
             exchange.status = exchange.refused_with or LEFT

@@ -69,11 +69,12 @@ class Exchange:
     status = 0
     # The calls of its endpoint, under whose names it is counted.
     calls: EndpointCalls | None = None
-    _offered: Mapping[str, Any] | None = None
-    # The extension `DECODED`, unless middleware is in between, which may have changed the body.
-    ahead: Mapping[str, Any] | None = None
-    # The number of the decoder, and the item that it made in a front end.
-    decoded: tuple[int, Any] | None = None
+    # Middleware that may change a body replaces `receive` or `send`, and so does the access log.
+    # What bypasses these functions is used only if they are the server's own.
+    _offered: Mapping[str, Any] | None = None  # the extension `DISCONNECT`
+    front_end: Mapping[str, Any] | None = None  # the extension `DECODED`, with its own `receive`
+    # The number of a decoder of the front end, and the item that it made of the body.
+    early_item: tuple[int, Any] | None = None
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
     # On a server without the extension `DISCONNECT`, once the client was watched.
@@ -95,9 +96,9 @@ class Exchange:
         extensions = scope.get("extensions")
         if extensions:
             self._offered = extensions.get(DISCONNECT)
-            ahead = extensions.get(DECODED)
-            if ahead is not None and ahead["receive"] == receive:
-                self.ahead, self.decoded = ahead, ahead["decoded"]
+            front_end = extensions.get(DECODED)
+            if front_end is not None and front_end["receive"] == receive:
+                self.front_end, self.early_item = front_end, front_end["decoded"]
 
     @property
     def wants_no_body(self) -> bool:
@@ -120,17 +121,17 @@ class Exchange:
     @property
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
         """Makes the server send bytes after some seconds of silence; None if it can't."""
-        return self._of_the_body.get("heartbeat")
+        return self._unwrapped.get("heartbeat")
 
     @property
     def direct(self) -> tuple[Callable[[], bool], Callable[[bytes], object]] | None:
         """Functions of the server: whether the client has room, and to send a piece at once."""
-        offered = self._of_the_body
+        offered = self._unwrapped
         return (offered["has_room"], offered["put"]) if "put" in offered else None
 
     @property
-    def _of_the_body(self) -> Mapping[str, Any]:
-        """What the server offers for the body; nothing with middleware, which may change it."""
+    def _unwrapped(self) -> Mapping[str, Any]:
+        """What the server offers for the body; empty if its `send` was replaced."""
         offered = self._offered
         return {} if offered is None or offered.get("send") != self._send else offered
 
@@ -139,7 +140,7 @@ class Exchange:
         return self._shared.streams[endpoint].clock(self._shared.now)
 
     @property
-    def tells_of_disconnect(self) -> bool:
+    def reports_disconnect(self) -> bool:
         return self._offered is not None
 
     @property
@@ -230,27 +231,28 @@ class Exchange:
             await self._send(start)
             await self._send(whole)
 
-    def teach(self, decoder: int, description: bytes) -> None:
-        """Has the front end decode requests with this method and path; 0 for no more."""
-        if self.ahead is not None:
-            self.ahead["teach"](decoder, description)
+    def set_front_end_decoder(self, number: int, description: bytes) -> None:
+        """Makes the front end decode requests with this method and path; 0 removes its decoder."""
+        if self.front_end is not None:
+            self.front_end["teach"](number, description)
 
     @property
-    def is_encoded_elsewhere(self) -> bool:
+    def front_end_encodes(self) -> bool:
         """Whether `respond_with_array` can be used."""
         return (
-            self.decoded is not None  # so the front end has loaded what it needs
-            and self.ahead is not None
-            and self.ahead["send"] == self._send
+            self.early_item is not None  # so the front end has loaded what it needs
+            and self.front_end is not None
+            and self.front_end["send"] == self._send
             and self.method != "HEAD"
             and self.times is None
         )
 
     async def respond_with_array(self, array: Any) -> None:
         """Sends a whole response with an array, which the front end writes as JSON."""
-        assert self.ahead is not None
+        assert self.front_end is not None
         self.status = 200
-        await self.ahead["send_array"]([(b"content-type", JSON), (b"x-request-id", self.id)], array)
+        headers = [(b"content-type", JSON), (b"x-request-id", self.id)]
+        await self.front_end["send_array"](headers, array)
 
     async def respond_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()

@@ -198,7 +198,7 @@ class SocketConnection:
         request, new = self._new.popleft()
         try:
             with request.scope_of_task, _HOLDING:
-                call = await self._calls.find(request, self._headers_of(new))
+                call = await self._calls.call_for(request, self._headers_of(new))
                 if call.batcher.decodes:
                     raise Refused(_ONLY_HTTP)
                 item = self._item_of(call.batcher.made_by(JsonCodec), request, new)

@@ -105,7 +105,7 @@ def refusing() -> Generator[None]:
 @asynccontextmanager
 async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
     """Makes one of several calls, once they fit into the queue."""
-    call = await job.model.calls.find(job.exchange, when_left=unwatched)
+    call = await job.model.calls.call_for(job.exchange, when_left=unwatched)
     text = TextCall(job, call, *job.item(call, nth))
     if job.turns is None:
         job.turns = anyio.CapacityLimiter(call.most_at_once)
@@ -222,7 +222,7 @@ class TextRoute(OpenAIRoute):
             await self._respond_with_several(exchange, job)
             return
         with refusing():
-            call = await job.model.calls.find(exchange)
+            call = await job.model.calls.call_for(exchange)
             text = TextCall(job, call, *job.item(call))
             if job.streams:
                 call.when_left = unwatched  # the stream watches for a disconnect itself
