@@ -217,7 +217,7 @@ class AdminApi:
 
     async def _call(self, request: AdminRequest) -> None:
         exchange = request.exchange
-        handle, args, kwargs = await self._handle(request)
+        handle, args, kwargs = await self._handle_and_arguments(request)
         accept = exchange.headers.get(b"accept", b"")
         if b"ndjson" in accept or b"text/event-stream" in accept:
             stream = cast("ItemStream", handle.stream(*args, **kwargs))
@@ -226,7 +226,9 @@ class AdminApi:
             run = partial(handle.call, *args, **kwargs)
             await _send(exchange, await run_unless_left(exchange.when_left, run))
 
-    async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
+    async def _handle_and_arguments(
+        self, request: AdminRequest
+    ) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
         body = members(request.body, _CALL)
         args = array("args", body.get("args", []))
         kwargs = mapping("kwargs", body.get("kwargs", {}))

@@ -114,7 +114,7 @@ class Feed:
         self._run = secrets.token_hex(4)
 
     async def handle(self, exchange: Exchange, *, is_public: bool) -> None:
-        """Answers one viewer, until it disconnects or the server drains."""
+        """Serves one viewer, until it disconnects or the server drains."""
         # A response that has begun is not counted among the requests: it lasts as long as a page
         # is open, and closing the page is no failure.
         if self._controller() is None:
@@ -125,13 +125,12 @@ class Feed:
             await exchange.respond_without_body(200, _HEADERS)
             return
 
+        has_disconnected = False
         self._viewers += 1
         try:
             await run_unless_left(exchange.when_left, lambda: self._show(exchange))
         except CallerLeft:
             has_disconnected = not exchange.is_cut_off
-        else:
-            has_disconnected = False
         finally:
             self._viewers -= 1
             if not self._viewers:

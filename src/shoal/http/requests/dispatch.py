@@ -243,8 +243,6 @@ class RouteDispatcher:
 
 def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
     """Returns the scope for the routes of a match, with the parameters of the path."""
-    if not match.params:
-        return scope
     return {**scope, "path_params": {**scope.get("path_params", {}), **match.params}}
 
 
