@@ -61,7 +61,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
             "http1/connection.py",
             "http1/call.py",
             "server/served_call.py",
-            "sockets/timeouts.py",
+            "server/timeouts.py",
             "server/shared.py",
         ),
     ),
@@ -76,7 +76,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ),
     (
         "exchange",
-        "what is read of the request; its id, its counts, and the answer",
+        "what is read of the request; its id, its counts, and the response",
         (*("requests/exchange.py", "json/endpoint.py", "requests/call.py"),),
     ),
     (

@@ -50,6 +50,12 @@ def certificate(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def no_nvml(monkeypatch):
+    """It is read in a thread, with a time limit on the event loop's clock, which is virtual."""
+    monkeypatch.setattr("shoal.replicas.gpus._MODULE", "no_pynvml")
+
+
+@pytest.fixture(autouse=True)
 def nobody_listens_to_the_end(request, monkeypatch):
     """Who completes an answer does not watch the client then."""
     if request.node.get_closest_marker("soak") is not None:

@@ -14,12 +14,12 @@ from starlette.responses import PlainTextResponse, Response
 
 import shoal
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener, AppAdmin
+from shoal.http.app.admin_mount import AdminMount, AppAdmin
 from shoal.testing import settle
 
 
 def admin_of(app):
-    return AdminListener(AdminApi(app.controller, token="x" * 32, allowed_modules=()), behind=app)
+    return AdminMount(AdminApi(app.controller, token="x" * 32, allowed_modules=()), behind=app)
 
 
 def itself(app):

@@ -14,7 +14,7 @@ import pytest
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
@@ -29,7 +29,7 @@ CODE = "serving.plain_code"
 async def connected():
     """A controller, and a remote client of it."""
     async with Controller() as controller:
-        admin_listener = AdminListener(AdminApi(controller, token=None, allowed_modules=[CODE]))
+        admin_listener = AdminMount(AdminApi(controller, token=None, allowed_modules=[CODE]))
         transport = httpx.ASGITransport(app=admin_listener)
         async with RemoteClient("http://localhost", transport=transport) as client:
             yield controller, client

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_client import RemoteClient
@@ -63,7 +63,7 @@ class Recording:
 
 
 def connected(client):
-    api = AdminListener(AdminApi(client, token=None, allowed_modules=["models"]))
+    api = AdminMount(AdminApi(client, token=None, allowed_modules=["models"]))
     return RemoteClient("http://localhost", transport=httpx.ASGITransport(app=api))
 
 

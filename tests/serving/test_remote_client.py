@@ -22,7 +22,7 @@ from serving.fake_client import FakeClient, full_status
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.server.server import serve
 from shoal.serving.backend_config import BackendConfig
@@ -40,8 +40,8 @@ def fake():
     return client
 
 
-def admin_listener(fake, token=None, allowed=("*",), settings=None):
-    return AdminListener(AdminApi(fake, token=token, allowed_modules=allowed, settings=settings))
+def admin_listener(fake, token=None, allowed=("*",), options=None):
+    return AdminMount(AdminApi(fake, token=token, allowed_modules=allowed, options=options))
 
 
 @asynccontextmanager
@@ -389,7 +389,7 @@ async def test_an_item_that_json_has_no_form_for_is_refused(fake, item, error, w
 
 
 async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
-    async with connected(fake, settings=HttpOptions(max_body_bytes=1000)) as client:
+    async with connected(fake, options=HttpOptions(max_body_bytes=1000)) as client:
         handle = await client.get_handle("e")
         assert await handle.call("x" * 2**20)
         with pytest.raises(errors.ItemTooLarge, match="at most 1049576 bytes"):

@@ -1,6 +1,6 @@
 """Serving over HTTP: `App`, a plain ASGI application.
 
-`app` holds the declarations of a program, and its pages. `requests` answers one request, in any
+`app` holds the declarations of a program, and its pages. `requests` handles one request, in any
 protocol. The protocols are `json` (Shoal's own), `websocket`, `openai` and `oip`. `openapi`
 describes the endpoints, `admin` operates them, and `dashboard` shows them. The package knows
 ASGI, and no server.

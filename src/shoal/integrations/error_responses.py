@@ -49,8 +49,8 @@ class ErrorResponses:
     """
 
     def __init__(self, **options: Unpack[ErrorKeywords]) -> None:
-        self._settings = HttpOptions(**options)
-        self._new_id = SharedParts(self._settings).new_id
+        self._options = HttpOptions(**options)
+        self._new_id = SharedParts(self._options).new_id
 
     def of(
         self, error: Exception, *, request_id: str | None = None, route: str = "-"
@@ -65,7 +65,7 @@ class ErrorResponses:
         """
         if request_id is None or not REQUEST_ID.fullmatch(request_id.encode("utf-8", "replace")):
             request_id = self._new_id().decode("ascii")
-        problem = explained(error, self._settings, route, request_id)
+        problem = explained(error, self._options, route, request_id)
         media_type, body = problem_json(problem, request_id)
         headers = {"content-type": media_type.decode("ascii"), "x-request-id": request_id}
         headers |= {name.decode("ascii"): v.decode("latin-1") for name, v in problem.headers}

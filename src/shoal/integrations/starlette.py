@@ -11,7 +11,7 @@
         return await embed(text)
 
 Each part works without the others. Clients are watched while their route runs. Within `lifespan`
-one task watches all of them (`shoal.http.requests.departures`), without it a task for each. On
+one task watches all of them (`shoal.http.requests.disconnects`), without it a task for each. On
 Shoal's own server none does, since that server reports a disconnect itself.
 """
 
@@ -39,11 +39,11 @@ from shoal.core.histogram import LEFT
 from shoal.errors import ShoalError, ShutDown
 from shoal.failures.exceptions import own_copy
 from shoal.http.json.stream_forms import form_for
-from shoal.http.requests.departures import Departures, Watched
+from shoal.http.requests.disconnects import Disconnects, WatchedClient
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import ItemStream, answer_with_stream, headers_of
+from shoal.http.requests.streaming import ItemStream, headers_of, respond_with_stream
 from shoal.integrations.error_responses import ErrorKeywords, ErrorResponses
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _INTERNAL_ERROR: Final = 1011
 _TRY_AGAIN_LATER: Final = 1013
 
 # Those of the lifespan that was entered last in this event loop.
-_shared_departures: Final[RunVar[Departures | None]] = RunVar("shoal.departures", default=None)
+_shared_disconnects: Final[RunVar[Disconnects | None]] = RunVar("shoal.disconnects", default=None)
 
 
 @asynccontextmanager
@@ -78,13 +78,13 @@ async def lifespan(_app: object = None) -> AsyncGenerator[None]:
     Args:
         _app: The application, as Starlette, FastAPI and Litestar pass it; unused.
     """
-    departures, before = Departures(), _shared_departures.get()
-    async with BatcherBlock(convert_error=own_copy), departures.watching():
-        _shared_departures.set(departures)
+    disconnects, before = Disconnects(), _shared_disconnects.get()
+    async with BatcherBlock(convert_error=own_copy), disconnects.watching():
+        _shared_disconnects.set(disconnects)
         try:
             yield
         finally:
-            _shared_departures.set(before)
+            _shared_disconnects.set(before)
 
 
 def exception_handlers(
@@ -184,7 +184,7 @@ class ResultStreamResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Makes the call and sends its items."""
         shared = SharedParts(HttpOptions())
-        async with _departures() as shared.departures:
+        async with _disconnects() as shared.disconnects:
             await self._send_to(Exchange(shared, scope, receive, send))
         if self.background is not None:
             await self.background()
@@ -193,16 +193,16 @@ class ResultStreamResponse(Response):
         try:
             form = form_for(exchange)
             if exchange.wants_no_body:
-                await exchange.answer_without_body(200, headers_of(form))
+                await exchange.respond_without_body(200, headers_of(form))
                 return
             explain = partial(exchange.explained, name=_route_name(exchange.scope))
-            await answer_with_stream(exchange, self._stream, form, explain=explain)
+            await respond_with_stream(exchange, self._stream, form, explain=explain)
         except CallerLeft:
             if exchange.is_cut_off:
                 raise ShutDown("the server ends") from None
             if not exchange.status:  # some middleware requires a response
                 with suppress(CallerLeft):
-                    await exchange.answer_without_body(LEFT)
+                    await exchange.respond_without_body(LEFT)
 
 
 def operator_pages() -> Router:
@@ -215,15 +215,15 @@ def operator_pages() -> Router:
 
     Anyone can read them: do not let the proxy forward ``/-``.
     """
-    routes = {"/healthz": _answer_alive, "/readyz": _answer_ready, "/metrics": _answer_metrics}
+    routes = {"/healthz": _handle_alive, "/readyz": _handle_ready, "/metrics": _handle_metrics}
     return Router([Route(path, answer) for path, answer in routes.items()])
 
 
-async def _answer_alive(_request: Request) -> Response:
+async def _handle_alive(_request: Request) -> Response:
     return JSONResponse({"status": "alive"}, headers=_FRESH)
 
 
-async def _answer_ready(_request: Request) -> Response:
+async def _handle_ready(_request: Request) -> Response:
     blocks = public_blocks()
     if any(not block.is_closing for block in blocks):
         status = "ready"
@@ -237,7 +237,7 @@ async def _answer_ready(_request: Request) -> Response:
     return JSONResponse({"status": status, "batchers": states}, ready, _FRESH)
 
 
-async def _answer_metrics(request: Request) -> Response:
+async def _handle_metrics(request: Request) -> Response:
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
@@ -269,14 +269,14 @@ def _route_name(scope: Scope) -> str:
 
 
 @asynccontextmanager
-async def _departures() -> AsyncGenerator[Departures]:
-    departures = _shared_departures.get()
-    if departures is not None:
-        yield departures
+async def _disconnects() -> AsyncGenerator[Disconnects]:
+    disconnects = _shared_disconnects.get()
+    if disconnects is not None:
+        yield disconnects
         return
-    departures = Departures()
-    async with departures.watching():
-        yield departures
+    disconnects = Disconnects()
+    async with disconnects.watching():
+        yield disconnects
 
 
 async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
@@ -285,10 +285,10 @@ async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
     offered = extensions.get(DISCONNECT)
     if offered is not None:
         return await run_unless_left(offered["when_left"], run)
-    client = Watched(request.receive, b"-")
-    async with _departures() as departures:
+    client = WatchedClient(request.receive, b"-")
+    async with _disconnects() as disconnects:
         try:
-            return await run_unless_left(partial(departures.watch, client), run)
+            return await run_unless_left(partial(disconnects.watch, client), run)
         finally:
             # Servers and middleware may fail if `receive` is pending as a response ends.
             await client.stopped()

@@ -11,7 +11,7 @@ import pytest
 from serving.fake_client import FakeClient
 from shoal.errors import NotAllowed, NotDurable, ReplicaDied, ReplicaNotStarted, WrongBatchSize
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.http.requests.exchange import JSON
 from shoal.serving.imports import ImportRule
 from shoal.testing.asgi import Call, ask, calling
@@ -26,7 +26,7 @@ CREATE = {"tag": "a", "definition": "models.text:Embed"}
 
 
 def admin_app(client, *, token=None, allowed=("*",), **more):
-    return AdminListener(AdminApi(client, token=token, allowed_modules=allowed, **more))
+    return AdminMount(AdminApi(client, token=token, allowed_modules=allowed, **more))
 
 
 @pytest.fixture
@@ -484,7 +484,7 @@ async def test_an_admin_listener_has_the_application_behind_it(client):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b'"ready"'})
 
-    behind = AdminListener(AdminApi(client, token=None, allowed_modules=None), app)
+    behind = AdminMount(AdminApi(client, token=None, allowed_modules=None), app)
     assert (await ask(behind, "/-/readyz", method="GET")).json() == "ready"
     assert (await talk(behind, "GET", "status")).status == 200
 

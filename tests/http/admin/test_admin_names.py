@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.http.app.app import App
 from shoal.serving.backend_options import BackendKeywords
 from shoal.serving.controller.controller import Controller
@@ -54,7 +54,7 @@ def config_with(field: str, module: str = HOLDS) -> dict[str, Any]:
 
 async def talk(controller: Controller, method: str, path: str, body: Any) -> Any:
     api = AdminApi(controller, token="correct-horse", allowed_modules=[HOLDS])
-    return await ask(AdminListener(api), f"/-/api/{path}", body, method=method, headers=HEADERS)
+    return await ask(AdminMount(api), f"/-/api/{path}", body, method=method, headers=HEADERS)
 
 
 def test_all_options_that_take_a_path_are_known():

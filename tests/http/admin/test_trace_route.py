@@ -8,7 +8,7 @@ import pytest
 
 from shoal.http.admin import recordings
 from shoal.http.admin.api import AdminApi
-from shoal.http.app.admin_mount import AdminListener
+from shoal.http.app.admin_mount import AdminMount
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, ask, calling
 
@@ -34,7 +34,7 @@ async def controller(anyio_backend):
 
 @pytest.fixture
 def app(controller):
-    return AdminListener(AdminApi(controller, token=None, allowed_modules=None))
+    return AdminMount(AdminApi(controller, token=None, allowed_modules=None))
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ import shoal
 from shoal.core.request import DispatchReason
 from shoal.http.dashboard.dashboard import DASHBOARD, FILES
 from shoal.http.dashboard.feed import FRAME_S, MOST_PUBLIC, MOST_SHOWN, MOST_VIEWERS
-from shoal.http.requests.departures import UNNOTICED_S
+from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S

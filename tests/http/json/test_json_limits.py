@@ -164,7 +164,7 @@ def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read
     floats: list[float] = []
     json.loads(body, parse_float=lambda text: floats.append(float(text)))
     exchange = SimpleNamespace(
-        headers={b"content-type": b"application/json"}, settings=HttpOptions(max_json_elements=1000)
+        headers={b"content-type": b"application/json"}, options=HttpOptions(max_json_elements=1000)
     )
     reader = JsonType(adapter_of(Any))
     if any(map(math.isinf, floats)):
@@ -292,7 +292,7 @@ def peak():
     return int(line.split()[1]) * 1024
 
 most = HttpOptions().max_json_elements
-exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=HttpOptions())
+exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, options=HttpOptions())
 
 def measure(opening, unit, closing, annotation):
     type_ = JsonType(adapter_of(eval(annotation)))

@@ -158,7 +158,7 @@ def checked_by_pydantic(annotation: Any, body: bytes) -> Any:
 def checked_here(type_: JsonType, body: bytes) -> Any:
     exchange: Any = SimpleNamespace(
         headers={b"content-type": b"application/json"},
-        settings=HttpOptions(max_json_elements=1_000_000),
+        options=HttpOptions(max_json_elements=1_000_000),
     )
     try:
         return type_.parsed(exchange, body)

@@ -35,8 +35,8 @@ class TextCodec(Codec):
             raise Refused(Problem(422, "not-a-number", f"{self.parameter} is no number"))
         return int(body)
 
-    async def answer(self, exchange, result):
-        await exchange.answer(200, b"text/plain", str(result).encode())
+    async def respond(self, exchange, result):
+        await exchange.respond(200, b"text/plain", str(result).encode())
 
     def stream(self, exchange):
         return Text()
@@ -52,8 +52,8 @@ class NamesRoute(Route):
         super().__init__()
         self.controller = controller
 
-    async def answer(self, exchange):
-        await exchange.answer(200, b"text/plain", " ".join(self.controller.endpoints).encode())
+    async def handle(self, exchange):
+        await exchange.respond(200, b"text/plain", " ".join(self.controller.endpoints).encode())
 
 
 class TextRoutes(ProtocolRoutes):

@@ -6,7 +6,7 @@ from held_app import statistics
 
 import shoal
 from shoal.core.histogram import LEFT
-from shoal.http.requests.departures import UNNOTICED_S
+from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling
 
@@ -218,7 +218,7 @@ async def test_nothing_wakes_while_no_call_waits(monkeypatch):
         await sleep(delay_s)
 
     async with app.lifespan():
-        monkeypatch.setattr("shoal.http.requests.departures.anyio.sleep", counted)
+        monkeypatch.setattr("shoal.http.requests.disconnects.anyio.sleep", counted)
         await sleep(10)
         assert looks == []
         long = Call(app, "/held", item=1)

@@ -34,7 +34,7 @@ from shoal.http.requests.dispatch import PathTable
 from shoal.http.requests.exchange import FRESH, JSON, Exchange, split_path
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, method_not_allowed, not_found
-from shoal.http.requests.streaming import ItemStream, answer_with_stream
+from shoal.http.requests.streaming import ItemStream, respond_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.protocol import VERBS, Client
 from shoal.serving.clients.verbs import Verb, array, mapping
@@ -125,7 +125,7 @@ class AdminRequest(NamedTuple):
 class AdminRoute(NamedTuple):
     method: str
     path: str
-    answer: Callable[[AdminRequest], Awaitable[None]]
+    handle: Callable[[AdminRequest], Awaitable[None]]
     max_body_bytes: int = 0
 
 
@@ -140,15 +140,15 @@ class AdminApi:
         *,
         token: str | None,
         allowed_modules: Sequence[str] | None,
-        settings: HttpOptions | None = None,
+        options: HttpOptions | None = None,
     ) -> None:
         self._guard = Guard(token)
-        self.settings = settings = settings or HttpOptions()
+        self.options = options = options or HttpOptions()
         self._client = client
         self._imports = ImportRule(allowed_modules)
         self._recordings = 0  # that run now
         # The JSON around the item adds to the size of a call.
-        self.routes = tuple(self._routes(settings.max_body_bytes + MAX_BODY_BYTES))
+        self.routes = tuple(self._routes(options.max_body_bytes + MAX_BODY_BYTES))
         self._table = PathTable[AdminRoute]()
         for route in self.routes:
             self._table.add(API + route.path, (route.method,), route)
@@ -157,7 +157,7 @@ class AdminApi:
         """Refuses a request for a page that is not authorized."""
         self._guard.check(exchange.scope, changes=False, is_page=True)
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         method: str = exchange.scope["method"]
         self._guard.check(exchange.scope, changes=method != "GET")
         route, names = self._find(exchange, method)
@@ -165,7 +165,7 @@ class AdminApi:
             limit = route.max_body_bytes
             body = await read_object(exchange, limit) if limit else {}
             with _trace_of(exchange):
-                await route.answer(AdminRequest(exchange, names, body))
+                await route.handle(AdminRequest(exchange, names, body))
         except (Refused, CallerLeft):
             raise
         except Exception as error:
@@ -190,12 +190,12 @@ class AdminApi:
         for verb in VERBS.values():
             if verb is not None:
                 most = MAX_BODY_BYTES if verb.takes_body else 0
-                yield AdminRoute(verb.method, verb.path, partial(self._answer_verb, verb), most)
+                yield AdminRoute(verb.method, verb.path, partial(self._handle_verb, verb), most)
         yield AdminRoute("GET", "endpoints/{name}", self._show_endpoint)
         yield AdminRoute("POST", "endpoints/{name}/call", self._call, max_call_bytes)
         yield AdminRoute("POST", "trace", self._record, MAX_BODY_BYTES)
 
-    async def _answer_verb(self, verb: Verb, request: AdminRequest) -> None:
+    async def _handle_verb(self, verb: Verb, request: AdminRequest) -> None:
         received: dict[str, Any] = dict(request.names)
         if verb.query is not None:
             received[verb.query] = _flag(verb.query, request)
@@ -217,16 +217,18 @@ class AdminApi:
 
     async def _call(self, request: AdminRequest) -> None:
         exchange = request.exchange
-        handle, args, kwargs = await self._handle(request)
+        handle, args, kwargs = await self._handle_and_arguments(request)
         accept = exchange.headers.get(b"accept", b"")
         if b"ndjson" in accept or b"text/event-stream" in accept:
             stream = cast("ItemStream", handle.stream(*args, **kwargs))
-            await answer_with_stream(exchange, stream, form_for(exchange), explain=admin_problem)
+            await respond_with_stream(exchange, stream, form_for(exchange), explain=admin_problem)
         else:
             run = partial(handle.call, *args, **kwargs)
             await _send(exchange, await run_unless_left(exchange.when_left, run))
 
-    async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
+    async def _handle_and_arguments(
+        self, request: AdminRequest
+    ) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
         body = members(request.body, _CALL)
         args = array("args", body.get("args", []))
         kwargs = mapping("kwargs", body.get("kwargs", {}))
@@ -248,7 +250,7 @@ class AdminApi:
             raise Refused(Problem(503, "too-many-recordings", title, detail))
         self._recordings += 1
         try:
-            await recording.answer(request.exchange)
+            await recording.handle(request.exchange)
         finally:
             self._recordings -= 1
 
@@ -282,4 +284,4 @@ async def _send(exchange: Exchange, result: Any) -> None:
         body = encoded(result)
     except TypeError as error:
         raise TypeError(f"the result can't be sent as JSON: {error}") from error
-    await exchange.answer(200, JSON, body, FRESH)
+    await exchange.respond(200, JSON, body, FRESH)

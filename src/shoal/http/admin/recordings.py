@@ -226,7 +226,7 @@ class RunningRecording:
             tag=tag,
         )
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         self._controller.observers.add(self.recorder)
         try:
             await run_unless_left(exchange.when_left, partial(self._send, exchange))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.http.dashboard.dashboard import Dashboard
 
 
-class AdminListener:
+class AdminMount:
     # It does not run the lifespan of the application behind. The dashboard is for callers with
     # access to the API, unless the application behind shows it to all.
 
@@ -41,9 +41,9 @@ class AdminListener:
         self._dashboard = dashboard
         self._pages = {} if dashboard is None else dashboard.pages(api.check_reader)
         self._behind = behind
-        self._dispatcher = RouteDispatcher(SharedParts(api.settings))
+        self._dispatcher = RouteDispatcher(SharedParts(api.options))
         self._api = api
-        self._api_page = Page(api.answer)
+        self._api_page = Page(api.handle)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
@@ -60,12 +60,12 @@ class AdminListener:
         else:
             route = ProblemRoute(not_found())
         if DISCONNECT in scope.get("extensions", ()):
-            await self._dispatcher.answer(scope, receive, send, route)
+            await self._dispatcher.dispatch(scope, receive, send, route)
             return
         # There is no lifespan to watch from, so each request has a watching task of its own.
-        dispatcher = RouteDispatcher(SharedParts(self._api.settings))
-        async with dispatcher.shared.departures.watching():
-            await dispatcher.answer(scope, receive, send, route)
+        dispatcher = RouteDispatcher(SharedParts(self._api.options))
+        async with dispatcher.shared.disconnects.watching():
+            await dispatcher.dispatch(scope, receive, send, route)
 
 
 @dataclass
@@ -78,23 +78,23 @@ class AppAdmin:
     token: str | None
     allowed_modules: Sequence[str]
     behind: ASGIApp | None = None
-    _admin_listener: AdminListener | None = None
+    _mount: AdminMount | None = None
 
     def count_refusal(self, status: int, took_s: float) -> None:
         self.app.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._admin_listener is None:
-            self._admin_listener = self._opened()
-        if scope["type"] == "lifespan" or self._admin_listener is None:
+        if self._mount is None:
+            self._mount = self._opened()
+        if scope["type"] == "lifespan" or self._mount is None:
             await (self.behind or self.app)(scope, receive, send)
         else:
-            await self._admin_listener(scope, receive, send)
+            await self._mount(scope, receive, send)
 
-    def _opened(self) -> AdminListener | None:
+    def _opened(self) -> AdminMount | None:
         app, controller = self.app, self.app.controller
         if controller is None:
             return None
         token, modules = self.token, self.allowed_modules
-        api = AdminApi(controller, token=token, allowed_modules=modules, settings=app.settings)
-        return AdminListener(api, self.behind or app, app.own_pages.dashboard)
+        api = AdminApi(controller, token=token, allowed_modules=modules, options=app.settings)
+        return AdminMount(api, self.behind or app, app.own_pages.dashboard)

@@ -361,7 +361,7 @@ class App:
                 self.answering(controller, is_complete=False),
             ):
                 async with lifespans_of(self._declared.mounts.values()):
-                    self._answer_by(controller)
+                    self._serve(controller)
                     yield
                 # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
@@ -393,9 +393,9 @@ class App:
                 is_log = isinstance(one, FailedBatchLog)
                 controller.observers.add(one, only_failures=is_log)
             if is_complete:
-                self._answer_by(controller)
+                self._serve(controller)
             try:
-                async with self._shared.departures.watching():
+                async with self._shared.disconnects.watching():
                     yield
             finally:
                 self._router.set_controller(None)
@@ -403,7 +403,7 @@ class App:
                     controller.observers.remove(one)
                 self._phase = "closed"
 
-    def _answer_by(self, controller: Controller) -> None:
+    def _serve(self, controller: Controller) -> None:
         self._router.set_controller(controller)
         self._phase = "open"
 
@@ -435,13 +435,13 @@ class App:
         elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
             await self._router(scope, receive, send)
         elif self._phase == "opening":
-            await self._router.answer_starting(scope, receive, send)
+            await self._router.refuse_while_starting(scope, receive, send)
         else:
             app = self._apps.get(kind, self._router)
             if self.tracer is None:
                 await app(scope, receive, send)
             else:
-                await self.tracer.answer(app, scope, receive, send)
+                await self.tracer.call_app(app, scope, receive, send)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

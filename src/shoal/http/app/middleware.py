@@ -56,7 +56,7 @@ class AppGuard:
     def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher) -> None:
         self._app = app
         self._dispatcher = dispatcher
-        options = self._options = dispatcher.shared.settings
+        options = self._options = dispatcher.shared.options
         self.checks_all = bool(options.allowed_hosts or options.allowed_origins)
         # A guard remembers the hosts and origins that it allows.
         self._guard_of = lru_cache(maxsize=16)(self._new_guard)
@@ -72,7 +72,7 @@ class AppGuard:
         else:
             title = HTTPStatus(refusal.status).phrase
             route = ProblemRoute(Problem(refusal.status, "", title, str(refusal)))
-            await self._dispatcher.answer(scope, receive, send, route)
+            await self._dispatcher.dispatch(scope, receive, send, route)
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):

@@ -73,30 +73,30 @@ class Pages:
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
         self._declared = declared
-        self._settings = settings = shared.settings
+        self._options = options = shared.options
         self._now = now
         self._shared = shared
-        self.dashboard = Dashboard(settings, lambda: now()[1])
+        self.dashboard = Dashboard(options, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
         pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {
-            "healthz": self._answer_alive,
-            "readyz": self._answer_ready,
-            "metrics": self._answer_metrics,
-            "routes": self._answer_routes,
+            "healthz": self._handle_alive,
+            "readyz": self._handle_ready,
+            "metrics": self._handle_metrics,
+            "routes": self._handle_routes,
         }
-        if self._settings.openapi:
-            pages["openapi.json"] = self._answer_document
-            pages["docs"] = self._answer_viewer
-            pages |= {f"docs/{name}": self._answer_file for name in VIEWER_FILES}
-        for name, answer in pages.items():
-            table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
-        if self._settings.dashboard is not False:
+        if self._options.openapi:
+            pages["openapi.json"] = self._handle_document
+            pages["docs"] = self._handle_viewer
+            pages |= {f"docs/{name}": self._handle_file for name in VIEWER_FILES}
+        for name, handle in pages.items():
+            table.add(f"{RESERVED}/{name}", ("GET",), Page(handle))
+        if self._options.dashboard is not False:
             public = self.dashboard.pages(self.dashboard.check_public, is_public=True)
             for path, page in public.items():
                 table.add(path, ("GET",), page)
-        if self._settings.landing_page:
-            table.add("/", ("GET",), Page(self._answer_landing))
+        if self._options.landing_page:
+            table.add("/", ("GET",), Page(self._handle_landing))
 
     def loading(self) -> list[str]:
         return [*self._declared.loading]
@@ -126,7 +126,7 @@ class Pages:
     def _status(self) -> Status | None:
         return None if self._controller is None else self._controller.status_now()
 
-    async def _answer_alive(self, exchange: Exchange) -> None:
+    async def _handle_alive(self, exchange: Exchange) -> None:
         controller = self._controller
         if controller is not None:
             for tag, backend in controller.backends.items():
@@ -136,14 +136,14 @@ class Pages:
                 failure = supervisor.failures.last
                 if isinstance(failure, ReplicaNotStarted) and failure.needs_restart:
                     body = orjson.dumps({"status": f"lost: the backend {tag} can't reach Ray"})
-                    await exchange.answer(503, JSON, body, FRESH)
+                    await exchange.respond(503, JSON, body, FRESH)
                     return
-        await exchange.answer(200, JSON, b'{"status":"alive"}', FRESH)
+        await exchange.respond(200, JSON, b'{"status":"alive"}', FRESH)
 
-    async def _answer_ready(self, exchange: Exchange) -> None:
+    async def _handle_ready(self, exchange: Exchange) -> None:
         phase, controller = self._now()
         endpoints: Mapping[str, Endpoint] = {} if controller is None else controller.endpoints
-        debug = self._settings.debug
+        debug = self._options.debug
         states = {name: _state(endpoint, debug=debug) for name, endpoint in endpoints.items()}
         stopped = [name for name, state in states.items() if not state["alive"]]
         if phase == "open" and stopped:
@@ -154,7 +154,7 @@ class Pages:
         if phase == "opening":
             described["loading"] = self.loading()
         body = orjson.dumps(described)
-        await exchange.answer(200 if status == "ready" else 503, JSON, body, FRESH)
+        await exchange.respond(200 if status == "ready" else 503, JSON, body, FRESH)
 
     @cached_property
     def _collector(self) -> ShoalCollector:
@@ -172,7 +172,7 @@ class Pages:
         ProcessCollector(registry=registry)
         return registry
 
-    async def _answer_metrics(self, exchange: Exchange) -> None:
+    async def _handle_metrics(self, exchange: Exchange) -> None:
         from prometheus_client.exposition import choose_encoder
 
         collector, controller = self._collector, self._controller
@@ -188,11 +188,11 @@ class Pages:
         for listener in listeners.values():
             await listener.refresh()
         collector.listeners = listeners
-        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), FRESH)
+        await exchange.respond(200, media_type.encode("ascii"), encode(self.registry), FRESH)
 
-    async def _answer_routes(self, exchange: Exchange) -> None:
+    async def _handle_routes(self, exchange: Exchange) -> None:
         body = orjson.dumps({"endpoints": self._routes(), "mounts": self._prefixes()})
-        await exchange.answer(200, JSON, body, FRESH)
+        await exchange.respond(200, JSON, body, FRESH)
 
     def _endpoints(self) -> list[ServedEndpoint]:
         phase, controller = self._now()
@@ -207,53 +207,53 @@ class Pages:
     def _prefixes(self) -> list[str]:
         return [prefix or "/" for prefix in self._declared.mounts]
 
-    async def _answer_document(self, exchange: Exchange) -> None:
+    async def _handle_document(self, exchange: Exchange) -> None:
         body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
-        await exchange.answer(200, JSON, body, FRESH)
+        await exchange.respond(200, JSON, body, FRESH)
 
     @cached_property
     def _document(self) -> Document:
         from shoal.http.openapi.document import Document
 
-        return Document(self._settings)
+        return Document(self._options)
 
-    async def _answer_viewer(self, exchange: Exchange) -> None:
+    async def _handle_viewer(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import viewer_page
 
         root = root_of(exchange.scope)
         mounted = {prefix: unwrapped(app) for prefix, app in self._declared.mounts.items()}
-        await exchange.answer(200, *viewer_page(self._settings.title, mounted, root))
+        await exchange.respond(200, *viewer_page(self._options.title, mounted, root))
 
-    async def _answer_file(self, exchange: Exchange) -> None:
+    async def _handle_file(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import page_file
 
         accept = exchange.headers.get(b"accept-encoding", b"")
         name = exchange.scope["path"].rpartition("/")[2]
-        await exchange.answer(200, *page_file("shoal.http.openapi", name, accept, 3600))
+        await exchange.respond(200, *page_file("shoal.http.openapi", name, accept, 3600))
 
-    async def _answer_landing(self, exchange: Exchange) -> None:
+    async def _handle_landing(self, exchange: Exchange) -> None:
         from shoal.http.openapi.pages import landing_page
 
         scope = exchange.scope
         host = exchange.headers.get(b"host", b"")
         page = landing_page(
-            self._settings.title,
+            self._options.title,
             dict(self._links(scope)),
             self._routes(),
-            self.document()["paths"] if self._settings.openapi else {},
+            self.document()["paths"] if self._options.openapi else {},
             (scope.get("scheme", "http"), host, root_of(scope)),
         )
-        await exchange.answer(200, *page)
+        await exchange.respond(200, *page)
 
     def _links(self, scope: Scope) -> Iterator[tuple[str, str]]:
         """Yields the name and the path of each page that the client may see."""
-        if self._settings.openapi:
+        if self._options.openapi:
             yield from (("docs", f"{RESERVED}/docs"), ("openapi", f"{RESERVED}/openapi.json"))
         if self.dashboard.is_public_to(scope):
             yield "dashboard", DASHBOARD
         for name, page in (("health", "readyz"), ("metrics", "metrics"), ("routes", "routes")):
             yield name, f"{RESERVED}/{page}"
-        for protocol in protocol_objects(self._settings.protocols):
+        for protocol in protocol_objects(self._options.protocols):
             if start := getattr(protocol, "start", ""):
                 yield getattr(protocol, "title", "") or type(protocol).__name__, start
         for prefix in self._prefixes():

@@ -125,19 +125,19 @@ class AppRouter:
         self._declared = declared
         self._dispatcher = dispatcher
         self._shared = dispatcher.shared
-        self._settings = settings = self._shared.settings
-        self._protocols = protocol_objects(settings.protocols)
-        self._not_open = ProblemRoute(not_open(settings))
-        self._starting = ProblemRoute(starting(settings))
+        self._options = options = self._shared.options
+        self._protocols = protocol_objects(options.protocols)
+        self._not_open = ProblemRoute(not_open(options))
+        self._starting = ProblemRoute(starting(options))
 
     def set_controller(self, controller: Controller | None) -> None:
         self._table = None
         if controller is not None:
             self._shared.begin()
-            self._table = EndpointTable(controller, self._settings, self._protocols)
+            self._table = EndpointTable(controller, self._options, self._protocols)
 
-    @property
-    def table(self) -> EndpointTable | None:
+    def _current_table(self) -> EndpointTable | None:
+        """Returns the routes of the endpoints, rebuilt if these have changed; None if not open."""
         table = self._table
         if table is not None and table.registry.version != table.version:
             table.rebuild()
@@ -152,10 +152,11 @@ class AppRouter:
                 route = match.routes.get(method) or route_for(method, match.routes)
                 if match.params:
                     scope = with_params(scope, match)
-                return self._dispatcher.answer(scope, receive, send, route)
+                return self._dispatcher.dispatch(scope, receive, send, route)
             if self._declared.mounted_at(path) is None:
-                return self._dispatcher.answer(scope, receive, send, self._elsewhere(path, method))
-        return self._answer_besides(scope, receive, send, root, path)
+                route = self._elsewhere(path, method)
+                return self._dispatcher.dispatch(scope, receive, send, route)
+        return self._dispatch_other(scope, receive, send, root, path)
 
     def _elsewhere(self, path: str, method: str) -> Route:
         """Returns the route for a path at which nothing is declared or mounted."""
@@ -163,45 +164,45 @@ class AppRouter:
         if path == "/" and method in ("GET", "HEAD"):
             landing = self.pages.at(path, "GET")
             route = landing and landing.routes["GET"]
-        elif self.table is not None:
-            route = self.table.elsewhere(path)
+        elif (table := self._current_table()) is not None:
+            route = table.elsewhere(path)
         return route or ProblemRoute(not_found())
 
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
-        table = self.table
+        table = self._current_table()
         if table is None:
             return self._declared.routed_to(self._not_open).at(path, method)
         return table.routes.at(path, method)
 
-    async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def refuse_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._dispatcher.answer(scope, receive, send, self._starting)
+            await self._dispatcher.dispatch(scope, receive, send, self._starting)
         elif (await receive())["type"] == "websocket.connect":
-            await refuse_socket(self._shared, scope, send, starting(self._settings))
+            await refuse_socket(self._shared, scope, send, starting(self._options))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""
         match = self.at(path, method)
         return None if match is None or not match.path else match.path
 
-    async def _answer_besides(
+    async def _dispatch_other(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
         kind, mounted = scope["type"], self._declared.mounted_at(path)
-        table = self.table if kind == "websocket" else None
+        table = self._current_table() if kind == "websocket" else None
         match = None if table is None else table.sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):
-            await self._answer_socket(scope, receive, send, match)
+            await self._handle_socket(scope, receive, send, match)
         elif mounted is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
-            await self._dispatcher.answer_by(app, below, receive, send)
+            await self._dispatcher.call_app(app, below, receive, send)
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
-    async def _answer_socket(
+    async def _handle_socket(
         self, scope: Scope, receive: Receive, send: Send, match: PathMatch[EndpointCalls] | None
     ) -> None:
         """Refuses a WebSocket, or answers its requests."""
@@ -209,7 +210,7 @@ class AppRouter:
             return
         refuse = partial(refuse_socket, self._shared, scope, send)
         if self._table is None:
-            await refuse(not_open(self._settings))
+            await refuse(not_open(self._options))
             return
         if match is None:
             await refuse(not_found())

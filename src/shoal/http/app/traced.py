@@ -36,7 +36,7 @@ class RequestTracer:
         self._tracer = tracer
         self._path_of = path_of
 
-    async def answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def call_app(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         below = "" if kind not in ("http", "websocket") or TRACE in scope else split_path(scope)[1]
         if not below or below.startswith(PAGES):

@@ -48,8 +48,8 @@ _LOCAL: Final = Guard(None)
 
 
 class Dashboard:
-    def __init__(self, settings: HttpOptions, controller: Callable[[], Controller | None]) -> None:
-        self._settings = settings
+    def __init__(self, options: HttpOptions, controller: Callable[[], Controller | None]) -> None:
+        self._options = options
         self._controller = controller
         self._failures = FailureLog()
 
@@ -58,8 +58,8 @@ class Dashboard:
 
     def is_public_to(self, scope: Scope) -> bool:
         """Returns whether a request to the application's own address may see it."""
-        if self._settings.dashboard is not None:
-            return self._settings.dashboard
+        if self._options.dashboard is not None:
+            return self._options.dashboard
         if not scope.get("extensions", {}).get(DISCONNECT, {}).get("is_local", False):
             return False
         try:
@@ -81,11 +81,11 @@ class Dashboard:
         self, check: Callable[[Exchange], object], *, is_public: bool = False
     ) -> dict[str, Page]:
         """Returns the page, its feed and its files by path, for requests that pass a check."""
-        page = Page(partial(self._answer, check, is_public=is_public))
+        page = Page(partial(self._handle, check, is_public=is_public))
         paths = [DASHBOARD, *(f"{DASHBOARD}/{name}" for name in ("feed", *FILES))]
         return dict.fromkeys(paths, page)
 
-    async def _answer(
+    async def _handle(
         self, check: Callable[[Exchange], object], exchange: Exchange, *, is_public: bool
     ) -> None:
         from shoal.http.openapi.pages import index_page, page_file
@@ -93,16 +93,16 @@ class Dashboard:
         check(exchange)
         name = exchange.scope["path"].rpartition("/")[2]
         if name == "feed":
-            await self._feed.answer(exchange, is_public=is_public)
+            await self._feed.handle(exchange, is_public=is_public)
         elif name == "dashboard":
-            await exchange.answer(200, *index_page(_PACKAGE, self._settings.title, _POLICY))
+            await exchange.respond(200, *index_page(_PACKAGE, self._options.title, _POLICY))
         else:
             accept = exchange.headers.get(b"accept-encoding", b"")
             max_age_s = _KEPT_S if name.startswith("uPlot") else 0
-            await exchange.answer(200, *page_file(_PACKAGE, name, accept, max_age_s))
+            await exchange.respond(200, *page_file(_PACKAGE, name, accept, max_age_s))
 
     @cached_property
     def _feed(self) -> Feed:
         from shoal.http.dashboard.feed import Feed
 
-        return Feed(self._settings, self._controller, self._failures)
+        return Feed(self._options, self._controller, self._failures)

@@ -94,11 +94,11 @@ class _Seen(NamedTuple):
 class Feed:
     def __init__(
         self,
-        settings: HttpOptions,
+        options: HttpOptions,
         controller: Callable[[], Controller | None],
         failures: FailureLog,
     ) -> None:
-        self._settings = settings
+        self._options = options
         self._find = controller
         self._failures = failures
         self._history = BatchHistory()
@@ -113,30 +113,29 @@ class Feed:
         # A page drops the data of another run, which had another clock and other numbers.
         self._run = secrets.token_hex(4)
 
-    async def answer(self, exchange: Exchange, *, is_public: bool) -> None:
-        """Answers one viewer, until it disconnects or the server drains."""
+    async def handle(self, exchange: Exchange, *, is_public: bool) -> None:
+        """Serves one viewer, until it disconnects or the server drains."""
         # A response that has begun is not counted among the requests: it lasts as long as a page
         # is open, and closing the page is no failure.
         if self._controller() is None:
-            raise Refused(not_open(self._settings))
+            raise Refused(not_open(self._options))
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
-            raise Refused(_too_many(self._viewers, self._settings.retry_after_s))
+            raise Refused(_too_many(self._viewers, self._options.retry_after_s))
         if exchange.wants_no_body:
-            await exchange.answer_without_body(200, _HEADERS)
+            await exchange.respond_without_body(200, _HEADERS)
             return
 
+        has_disconnected = False
         self._viewers += 1
         try:
             await run_unless_left(exchange.when_left, lambda: self._show(exchange))
         except CallerLeft:
-            has_left = not exchange.is_cut_off
-        else:
-            has_left = False
+            has_disconnected = not exchange.is_cut_off
         finally:
             self._viewers -= 1
             if not self._viewers:
                 self._watch(None)
-        if not has_left:
+        if not has_disconnected:
             with suppress(CallerLeft):
                 await exchange.end(b"")
         exchange.status = 0

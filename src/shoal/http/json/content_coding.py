@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.http.requests.problem import Refused, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from shoal.http.requests.exchange import Exchange
 
 _MOST_TIMES: Final = 100
 _FREE_BYTES: Final = 2**20
@@ -24,12 +24,15 @@ _STEP: Final = 2**16
 _GZIP: Final = zlib.MAX_WBITS | 16
 
 
-def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> bytes:
+def decompressed(exchange: Exchange, body: bytes) -> bytes:
     """Returns a body without its content coding; raises `Refused` with 415, 400 or 413."""
-    coding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if coding in (b"identity", b"") or not body:
+    coding = exchange.headers.get(b"content-encoding")
+    if coding is None or not body:
         return body
-    most = min(max_bytes, _FREE_BYTES + _MOST_TIMES * len(body))
+    coding = coding.strip().lower()
+    if coding in (b"identity", b""):
+        return body
+    most = min(exchange.options.max_body_bytes, _FREE_BYTES + _MOST_TIMES * len(body))
     if coding in (b"gzip", b"x-gzip"):
         data = _members(body, most, _GZIP)
     elif coding == b"deflate":

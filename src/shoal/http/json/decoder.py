@@ -40,11 +40,11 @@ class Decoder:
     """Makes items from the bodies of requests; built from a description."""
 
     def __init__(self, description: bytes) -> None:
-        signature, settings, modules = unpickled(description)
+        signature, limits, modules = unpickled(description)
         for module in modules:
             import_module(module)
         self._read = reader_for(signature).read
-        options = HttpOptions.of_app(settings)
+        options = HttpOptions.of_app(limits)
         self.most_bytes = options.max_body_bytes
         self._shared = SharedParts(options)
 
@@ -52,7 +52,7 @@ class Decoder:
     def pickled_item(self, scope: Scope, body: bytes) -> bytes:
         """Returns the item, pickled; raises any exception for a body that it can't decode."""
         exchange = Exchange(self._shared, scope, _UNUSED, _UNUSED)
-        if len(body) > self.most_bytes or not may_be_decoded_ahead(exchange):
+        if len(body) > self.most_bytes or not may_be_decoded_early(exchange):
             raise ValueError("it is for the server's process")
         return dumps(self._read(exchange, body), 5)
 
@@ -62,7 +62,7 @@ def json_of(result: bytes) -> bytes:
     return encoded(unpickled(result))
 
 
-def may_be_decoded_ahead(exchange: Exchange) -> bool:
+def may_be_decoded_early(exchange: Exchange) -> bool:
     """Returns whether a front end may decode the item, by the headers."""
     # They are checked on both sides, as middleware may change them. A compressed body may cost much
     # more than its size, and middleware may refuse the request.
@@ -74,13 +74,13 @@ def may_be_decoded_ahead(exchange: Exchange) -> bool:
     )
 
 
-def description_of(signature: Signature, settings: HttpOptions) -> bytes | None:
+def description_of(signature: Signature, options: HttpOptions) -> bytes | None:
     """Describes a decoder; None if its process would need the user's code."""
     # A sentinel, such as an object or NaN, would be another object there.
     defaults = [one.default for one in signature.parameters.values()]
     if any(type(one) not in _PLAIN or one != one for one in defaults):
         return None
-    limits = {name: getattr(settings, name) for name in ("max_body_bytes", "max_json_elements")}
+    limits = {name: getattr(options, name) for name in ("max_body_bytes", "max_json_elements")}
     # Results may be arrays, and the first one must not wait for the import.
     modules = ["numpy"] if "numpy" in sys.modules else []
     file = io.BytesIO()

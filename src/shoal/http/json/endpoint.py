@@ -39,9 +39,9 @@ from starlette.responses import FileResponse, Response
 from shoal.asgi.headers import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
-from shoal.http.json.content_coding import decoded
-from shoal.http.json.decoder import description_of, may_be_decoded_ahead
-from shoal.http.json.lines import answer_lines, has_lines
+from shoal.http.json.content_coding import decompressed
+from shoal.http.json.decoder import description_of, may_be_decoded_early
+from shoal.http.json.lines import has_lines, respond_with_lines
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
 from shoal.http.json.queries import WITH_BODY, QueryReader, takes_body
@@ -54,7 +54,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.protocol import Codec
-from shoal.http.requests.streaming import answer_with_stream, headers_of
+from shoal.http.requests.streaming import headers_of, respond_with_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,75 +96,74 @@ class EndpointRoute(Route):
         self._make_codec = make_codec
         self._options = options
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         exchange.calls = self.calls
-        # The batcher is found after the body was read: meanwhile the traffic may have moved.
-        decoded = exchange.decoded
-        if decoded is not None and not may_be_decoded_ahead(exchange):
-            decoded = None
-        body = await exchange.body() if decoded is None else b""
-        call = await self.calls.find(exchange)
-        found = call.batcher
-        if decoded is not None and not self._takes(found, decoded[0]):
-            decoded, body = None, await exchange.body()
-            exchange.teach(0, b"")  # until another one is taught
-        if found.converters is not None:
-            await self._answer_converted(call, exchange, found.converters, body)
+        early = exchange.early_item
+        if early is not None and not may_be_decoded_early(exchange):
+            early = None
+        body = await exchange.body() if early is None else b""
+        # After the body was read, since the traffic may have moved in that time.
+        call = await self.calls.call_for(exchange)
+        batcher = call.batcher
+        if early is not None and not self._takes(batcher, early[0]):
+            early, body = None, await exchange.body()
+            exchange.set_front_end_decoder(0, b"")  # until another one is set
+        if batcher.converters is not None:
+            await self._handle_converted(call, exchange, batcher.converters, body)
             return
-        codec = found.made_by(self._make_codec)
-        if decoded is not None:
-            item = decoded[1]
+        codec = batcher.made_by(self._make_codec)
+        if early is not None:
+            item = early[1]
         else:
             media_type = exchange.headers.get(b"content-type", JSON)
             has_many = body and media_type != JSON and has_lines(media_type)
             if has_many and codec.lines is not None:
-                await answer_lines(call, exchange, codec.lines(exchange, body))
+                await respond_with_lines(call, exchange, codec.lines(exchange, body))
                 return
             item = codec.item(exchange, body)
-            if exchange.ahead is not None and may_be_decoded_ahead(exchange):
+            if exchange.front_end is not None and may_be_decoded_early(exchange):
                 description = codec.description(self._options)
                 if description is not None:
-                    exchange.teach(codec.decoder, description)
+                    exchange.set_front_end_decoder(codec.decoder, description)
         if call.streams:
-            await self._answer_with_stream(call, exchange, codec, item)
+            await self._respond_with_stream(call, exchange, codec, item)
         else:
-            await codec.answer(exchange, await call.result(item))
+            await codec.respond(exchange, await call.result(item))
 
-    def _takes(self, found: MethodBatcher, decoder: int) -> bool:
+    def _takes(self, batcher: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
-        return found.converters is None and found.made_by(self._make_codec).decoder == decoder
+        return batcher.converters is None and batcher.made_by(self._make_codec).decoder == decoder
 
-    async def _answer_converted(
+    async def _handle_converted(
         self,
         call: EndpointCall,
         exchange: Exchange,
         converters: Converters,
         body: bytes,
     ) -> None:
-        whole = decoded(exchange.headers, body, self._options.max_body_bytes)
-        request = WholeRequest(exchange.scope, whole)
+        request = WholeRequest(exchange.scope, decompressed(exchange, body))
         decode, encode = converters
-        found = call.batcher
+        batcher = call.batcher
         try:
             if decode is None:
-                codec = found.made_by(self._make_codec)
+                codec = batcher.made_by(self._make_codec)
                 item = codec.item(exchange, body)
             else:
-                codec = found.made_of_results(self._make_codec)
-                item = await _decoded(decode, request, call)
-                _check_count(item, len(found.batcher.signature.parameters))
+                codec = batcher.made_of_results(self._make_codec)
+                item = await _call_decode(decode, request, call)
+                _check_count(item, len(batcher.batcher.signature.parameters))
             if call.streams:
-                await self._answer_with_stream(
+                await self._respond_with_stream(
                     call, exchange, codec, item, partial(encode, request) if encode else None
                 )
                 return
             result = await call.result(item)
-            await codec.answer(exchange, result if encode is None else encode(request, result))
+            await codec.respond(exchange, result if encode is None else encode(request, result))
         finally:
             with anyio.CancelScope(shield=True):
                 await request.close()  # the files of a form
 
-    async def _answer_with_stream(
+    async def _respond_with_stream(
         self,
         call: EndpointCall,
         exchange: Exchange,
@@ -175,15 +174,17 @@ class EndpointRoute(Route):
         form = codec.stream(exchange)
         if form.stops_reconnection and exchange.headers.get(b"last-event-id"):
             # To a reconnection after the end of the stream, or after it was lost.
-            await exchange.answer_without_body(204)
+            await exchange.respond_without_body(204)
         elif exchange.wants_no_body:
-            await exchange.answer_without_body(200, headers_of(form))
+            await exchange.respond_without_body(200, headers_of(form))
         else:
             tick = exchange.item_clock(self.name)
-            await answer_with_stream(exchange, call.stream(item), form, tick, encode)
+            await respond_with_stream(exchange, call.stream(item), form, tick, encode)
 
 
-async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall) -> Any:
+async def _call_decode(
+    decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall
+) -> Any:
     """Calls ``decode``; its usual errors about a malformed request become `Refused`."""
     try:
         item = decode(request)
@@ -233,44 +234,44 @@ class JsonCodec(Codec):
             return self._query.item(exchange)
         return self._read(exchange, body)
 
-    async def answer(self, exchange: Exchange, result: Any) -> None:
+    async def respond(self, exchange: Exchange, result: Any) -> None:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
-            await exchange.answer(200, JSON, encoded(result))
+            await exchange.respond(200, JSON, encoded(result))
             return
-        if is_large_array(result) and exchange.is_encoded_elsewhere and accept in _ASKS_FOR_NOTHING:
-            await exchange.answer_with_array(result)
+        if is_large_array(result) and exchange.front_end_encodes and accept in _ASKS_FOR_NOTHING:
+            await exchange.respond_with_array(result)
             return
         if isinstance(result, Response):
-            await _answer_with_response(exchange, result)
+            await _respond_with_response(exchange, result)
             return
         media_type, body = written(result, accept or b"")
         headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
         if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
             headers.append(VARIES)
-        await exchange.answer(200, media_type, body, headers)
+        await exchange.respond(200, media_type, body, headers)
 
     def stream(self, exchange: Exchange) -> StreamForm:
         return form_for(exchange)
 
 
-async def _answer_with_response(exchange: Exchange, response: Response) -> None:
+async def _respond_with_response(exchange: Exchange, response: Response) -> None:
     body: Any = getattr(response, "body", None)
     status: Any = response.status_code
     if not isinstance(status, int) or not 200 <= status <= 599:
         raise TypeError(f"a Response has a status from 200 to 599, not {status!r}")
     if body is None:  # a StreamingResponse or a FileResponse
-        await _answer_by_asgi(exchange, response)
+        await _send_response(exchange, response)
     else:
         headers = headers_of_code(response.raw_headers)
         media_type = dict(headers).get(b"content-type", BYTES)
         headers = [pair for pair in headers if pair[0] != b"content-type"]
-        await exchange.answer(status, media_type, bytes(body), headers)
+        await exchange.respond(status, media_type, bytes(body), headers)
     if response.background is not None:
         await response.background()
 
 
-async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
+async def _send_response(exchange: Exchange, response: Response) -> None:
     """Lets a response send itself, until it has ended or its client has disconnected."""
     # From this version of ASGI on, Starlette's responses don't watch for a disconnect.
     scope = {**exchange.scope, "asgi": _ASGI, "extensions": {}}
@@ -295,7 +296,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
     try:
         if pieces is not None and exchange.wants_no_body:
             headers = headers_of_code(response.raw_headers)
-            await exchange.answer_without_body(response.status_code, headers)
+            await exchange.respond_without_body(response.status_code, headers)
         else:
             run = partial(sending, scope, exchange.receive, send)
             await run_unless_left(exchange.when_left, run)

@@ -32,7 +32,7 @@ def has_lines(media_type: bytes) -> bool:
     return media_type.partition(b";")[0].strip().lower() in _NAMES
 
 
-async def answer_lines(call: EndpointCall, exchange: Exchange, items: Iterator[Any]) -> None:
+async def respond_with_lines(call: EndpointCall, exchange: Exchange, items: Iterator[Any]) -> None:
     """Makes a call for each item, and responds with a line for each."""
     if call.streams:
         detail = "This endpoint responds with a stream: send one item, as application/json."
@@ -58,7 +58,7 @@ async def answer_lines(call: EndpointCall, exchange: Exchange, items: Iterator[A
                 await checkpoint()
     finally:
         outcomes.clear()  # the traceback of an error holds this frame
-    await exchange.answer(200, LINES, b"".join(lines))
+    await exchange.respond(200, LINES, b"".join(lines))
 
 
 def _line(exchange: Exchange, outcome: Any) -> bytes:

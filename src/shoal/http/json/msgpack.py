@@ -62,7 +62,7 @@ def read_msgpack(exchange: Exchange, body: bytes) -> Any:
     """Reads MessagePack with text as keys, and without extension types."""
     import ormsgpack
 
-    _check(body, exchange.settings.max_json_elements)
+    _check(body, exchange.options.max_json_elements)
     try:
         return ormsgpack.unpackb(body)
     except ValueError as error:

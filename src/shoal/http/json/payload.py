@@ -41,7 +41,7 @@ from typing_extensions import TypedDict
 from shoal.batching.handlers.annotations import choices
 from shoal.batching.handlers.array_types import has_arrays, is_array
 from shoal.http.json.arrays import NPY, read_npy
-from shoal.http.json.content_coding import decoded
+from shoal.http.json.content_coding import decompressed
 from shoal.http.json.msgpack import MSGPACK_NAMES, has_msgpack, read_msgpack
 from shoal.http.json.validation import BodyForm, JsonType, adapter_of
 from shoal.http.json.whole_request import WholeRequest
@@ -79,7 +79,7 @@ def reader_for(signature: Signature) -> Reader:
         return _reader_of_fields(parameters)
     annotation = parameters[0].annotation
     if annotation is bytes:
-        return Reader(_raw, "bytes", ("*/*",))
+        return Reader(decompressed, "bytes", ("*/*",))
     if annotation is Request:
         return Reader(_request, "request", ("*/*",))
     adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
@@ -92,12 +92,6 @@ def reader_for(signature: Signature) -> Reader:
 
 def _nothing(_exchange: Exchange, _body: bytes) -> Any:
     return ()
-
-
-def _raw(exchange: Exchange, body: bytes) -> bytes:
-    if b"content-encoding" not in exchange.headers:
-        return body
-    return decoded(exchange.headers, body, exchange.settings.max_body_bytes)
 
 
 def _request(exchange: Exchange, body: bytes) -> Request:

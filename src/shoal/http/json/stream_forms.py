@@ -187,7 +187,7 @@ def form_for(exchange: Exchange) -> StreamForm:
         return JsonArray()
     if media_type != b"text/event-stream":
         return JSON_LINES
-    has_done = exchange.settings.sse_done
+    has_done = exchange.options.sse_done
     if exchange.method in ("GET", "HEAD"):
         return NumberedEvents(_DONE if has_done else _END)
     return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS

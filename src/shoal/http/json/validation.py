@@ -20,7 +20,7 @@ from typing_extensions import TypeAliasType
 from shoal.batching.handlers.array_types import has_arrays
 from shoal.core.extras import advice
 from shoal.http.json.arrays import with_arrays
-from shoal.http.json.content_coding import decoded
+from shoal.http.json.content_coding import decompressed
 from shoal.http.json.scan import check_cost, check_json, malformed_json, not_json
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
@@ -80,7 +80,7 @@ class JsonType:
                     return self._validator.validate_python(value)
                 except ValidationError as error:
                     raise Refused(problem_of_validation(error)) from None
-        check_json(body, exchange.settings.max_json_elements)
+        check_json(body, exchange.options.max_json_elements)
         try:
             return self._validator.validate_json(body)
         except ValidationError as error:
@@ -88,12 +88,10 @@ class JsonType:
 
     def lines(self, exchange: Exchange, body: bytes) -> Iterator[Any]:
         """Yields the item of each line of a body, or the `Refused` of a line that is none."""
-        if b"content-encoding" in exchange.headers:
-            body = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
-        body = body.strip(_SPACE)
+        body = decompressed(exchange, body).strip(_SPACE)
         if body.count(b"\n") >= MOST_LINES:
             raise Refused.of("body-too-complex", f"A request may have {MOST_LINES} lines.")
-        most = exchange.settings.max_json_elements
+        most = exchange.options.max_json_elements
         # Of all lines together, which may have their free memory only once.
         check_cost(body, most)
         for line in body.split(b"\n"):
@@ -105,14 +103,11 @@ class JsonType:
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
         """Returns the form, None for JSON, and the body without its content coding."""
-        headers = exchange.headers
-        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         form = self._forms.get(media_type)
         if form is None:
             _check_media_type(media_type, self.media_types)
-        if b"content-encoding" in headers:
-            body = decoded(headers, body, exchange.settings.max_body_bytes)
-        return form, body
+        return form, decompressed(exchange, body)
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:

@@ -56,7 +56,7 @@ class ModelOutputs:
             _check_names(wanted, self._forms)
 
     def body(
-        self, request: RequestHead, results: list[Any], answer: dict[str, Any]
+        self, request: RequestHead, results: list[Any], response: dict[str, Any]
     ) -> tuple[int | None, bytes]:
         """Returns the length of the JSON, if binary data follows it, and the body."""
         columns = _columns(results)
@@ -67,7 +67,7 @@ class ModelOutputs:
         else:
             _check_names(wanted, columns)
         outputs: list[dict[str, Any]] = []
-        answer["outputs"] = outputs
+        response["outputs"] = outputs
         parts: list[bytes] = []
         for name, is_binary in wanted.items():
             datatype, shape, elements = _joined(columns[name], forms.get(name, _ANY))
@@ -79,7 +79,7 @@ class ModelOutputs:
                 output["parameters"] = {"binary_data_size": len(data)}
             else:
                 output["data"] = _json(name, datatype, elements)
-        head = orjson.dumps(answer)
+        head = orjson.dumps(response)
         return (len(head), b"".join([head, *parts])) if parts else (None, head)
 
 

@@ -85,9 +85,9 @@ class MetadataPage(ProtocolRoute):
         super().__init__(name)
         self._describe = describe
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         status, described = self._describe(exchange)
-        await exchange.answer(status, JSON, orjson.dumps(described))
+        await exchange.respond(status, JSON, orjson.dumps(described))
 
 
 def version_of(endpoint: Endpoint, version: str) -> Backend:
@@ -108,14 +108,14 @@ class InferRoute(ProtocolRoute):
         self._calls = EndpointCalls(endpoint, options, self.protocol)
         self._heads = heads
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         exchange.calls = self._calls
         body = await exchange.body()
         described, tensors = read_tensors(exchange, body, self._heads)
         version = _version_in(exchange)
         if version is not None:
             version_of(self._endpoint, version)  # it refuses an unknown one
-        call = await self._calls.find(exchange, headers_of_call(exchange, described, version))
+        call = await self._calls.call_for(exchange, headers_of_call(exchange, described, version))
         if call.streams:
             detail = "It answers with a stream, which the protocol does not have."
             raise not_fitting(detail)
@@ -129,9 +129,9 @@ class InferRoute(ProtocolRoute):
             response["id"] = described.id
         length, body = model.outputs.body(described, results, response)
         if length is None:
-            await exchange.answer(200, JSON, body)
+            await exchange.respond(200, JSON, body)
         else:
-            await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
+            await exchange.respond(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
 
 
 class OpenInference(HttpProtocol):

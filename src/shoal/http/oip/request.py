@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from shoal.http.json.content_coding import decoded
+from shoal.http.json.content_coding import decompressed
 from shoal.http.json.scan import check_cost, check_json, is_utf8
 from shoal.http.json.validation import first_error
 from shoal.http.oip.tensor import Allowance, Tensor, malformed
@@ -189,15 +189,14 @@ def read_tensors(
     headers = exchange.headers
     if headers.get(b"content-type") not in _MEDIA_TYPES:
         _check_media_type(headers)
-    if b"content-encoding" in headers:
-        body = decoded(headers, body, exchange.settings.max_body_bytes)
+    body = decompressed(exchange, body)
     declared = headers.get(HEADER_LENGTH)
     if declared is None:
         described, end = heads.read(body), len(body)
     else:
         end = _header_length(declared, len(body))
         described = heads.of(body[:end])
-    allowance = Allowance(exchange.settings.max_json_elements)
+    allowance = Allowance(exchange.options.max_json_elements)
     return described, _filled(described.inputs, memoryview(body)[end:], allowance)
 
 

@@ -152,7 +152,7 @@ class InputsRoute(OpenAIRoute):
         self._models = models
         self._most = most
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         params = read_body(self.body, exchange, await exchange.body())
         inputs = self.inputs(params)
         if not 0 < len(inputs) <= self._most:
@@ -160,7 +160,7 @@ class InputsRoute(OpenAIRoute):
             raise refused(detail, param=self.param)
         model = self._models.of(params.get("model"), self.make)
         exchange.calls = model.calls
-        call = await model.calls.find(exchange)
+        call = await model.calls.call_for(exchange)
         if call.streams:
             raise refused(f"The model gives texts, no {self.gives}", param="model")
         maker = model.maker(call.batcher, self.make)
@@ -170,7 +170,7 @@ class InputsRoute(OpenAIRoute):
         except ItemTooLarge as error:
             raise too_long("An input", error, param=self.param) from None
         asked = Asked(model, exchange.request_id, params, inputs)
-        await exchange.answer(200, JSON, self.written(asked, results))
+        await exchange.respond(200, JSON, self.written(asked, results))
 
     @abstractmethod
     def inputs(self, params: Params) -> Sequence[Any]: ...

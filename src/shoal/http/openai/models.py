@@ -202,7 +202,7 @@ class ModelsPage(OpenAIRoute):
         self._models = models
         self._created = int(time.time())
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         name = exchange.scope.get("path_params", {}).get("model")
         if name is None:
             data = [self._described(model) for model in self._models]
@@ -214,7 +214,7 @@ class ModelsPage(OpenAIRoute):
             if not model.is_listed:
                 raise unknown(name)
             body = orjson.dumps(self._described(model))
-        await exchange.answer(200, JSON, body)
+        await exchange.respond(200, JSON, body)
 
     def _described(self, model: OpenAIModel) -> dict[str, Any]:
         return {"id": model.name, "object": "model", "created": self._created, "owned_by": "shoal"}

@@ -59,7 +59,7 @@ class OpenAI(HttpProtocol):
             token, and in prompts and whole texts words and marks are counted.
         decode_tokens: Returns the text of tokens, for clients that send lists of integers to a
             model of texts. A handler of ``list[list[int]]`` takes them as they are.
-        max_choices: The most texts of an answer: ``n`` for each prompt.
+        max_choices: The most texts of a response: ``n`` for each prompt.
         max_messages: The most messages of a chat.
         max_inputs: The most inputs of a request for embeddings, classes or scores, such as the
             documents to rank.

@@ -199,7 +199,7 @@ class EndpointCalls:
         self.protocol = protocol
         self._has_hinted = False
 
-    async def find(
+    async def call_for(
         self,
         caller: Caller,
         headers: CallHeaders | None = None,
@@ -220,7 +220,7 @@ class EndpointCalls:
         spent_s = 0.0
         if batcher is None:
             started = anyio.current_time()
-            batcher = await self._awaited(headers, when_left)
+            batcher = await self._await_batcher(headers, when_left)
             spent_s = anyio.current_time() - started
         entry = batcher.entry  # as by `Batcher.find`, with two functions fewer a request
         if entry is None or entry.intake.home.thread != get_ident():
@@ -244,7 +244,7 @@ class EndpointCalls:
         )
         return EndpointCall(self, batcher, entry, options, when_left)
 
-    async def _awaited(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
+    async def _await_batcher(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
         limit_s = _shorter(self.options.answer_timeout_s, headers.timeout_s)
         key, tag = headers.shard_key, headers.backend
         wait = partial(self.endpoint.routed, headers.method, key, limit_s, tag)

@@ -53,7 +53,7 @@ class Route(ABC):
         self.name = name
 
     @abstractmethod
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         """Raises `CallerLeft` if the client is gone, or did not read in time."""
 
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
@@ -64,12 +64,12 @@ class Route(ABC):
 class Page(Route):
     """A route of the application itself, other than an endpoint."""
 
-    def __init__(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
+    def __init__(self, handle: Callable[[Exchange], Awaitable[None]]) -> None:
         super().__init__()
-        self._answer = answer
+        self._handle = handle
 
-    async def answer(self, exchange: Exchange) -> None:
-        await self._answer(exchange)
+    async def handle(self, exchange: Exchange) -> None:
+        await self._handle(exchange)
 
 
 class ProblemRoute(Route):
@@ -85,7 +85,7 @@ class ProblemRoute(Route):
             return super().problem(problem, request_id)
         return self._form.problem(problem, request_id)
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         raise Refused(self._problem)
 
 
@@ -177,24 +177,26 @@ class RouteDispatcher:
         self.shared = shared
 
     @holds_ctrl_c
-    async def answer(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
-        exchange = Exchange(self.shared, scope, receive, send)
+    async def dispatch(self, scope: Scope, receive: Receive, send: Send, route: Route) -> None:
+        shared = self.shared
+        exchange = Exchange(shared, scope, receive, send)
         try:
             try:
-                await route.answer(exchange)
+                await route.handle(exchange)
             except BaseException:
-                with _HOLDING:  # the classes of items and results may do anything
+                # Entered only for failures. It replaces errors that are no `Exception`, which the
+                # classes of items and results may raise; cancellations propagate.
+                with _HOLDING:
                     raise
         except Exception as error:
-            await self._answer_failure(exchange, route, error)
+            await self._respond_to_failure(exchange, route, error)
         finally:
-            if exchange.status:  # else it has no answer
+            if exchange.status:  # else it has no response
                 counted = exchange.calls or route
-                shared = self.shared
                 took_s = shared.now() - exchange.began_at
                 shared.times.count(counted.name, counted.protocol, exchange.status, took_s)
 
-    async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
+    async def _respond_to_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Raises `error` if it is too late for another response."""
         try:
             if isinstance(error, CallerLeft):
@@ -207,17 +209,17 @@ class RouteDispatcher:
                 exchange.status = 500  # for the metrics: the client does not get the rest
                 raise error
             media_type, body = route.problem(problem, exchange.request_id)
-            await exchange.answer(problem.status, media_type, body, problem.headers)
+            await exchange.respond(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
-            if not (exchange.tells_of_disconnect or exchange.status):
+            if not (exchange.reports_disconnect or exchange.status):
                 with suppress(CallerLeft):  # some middleware requires a response; servers drop it
-                    await exchange.answer_without_body(LEFT)
+                    await exchange.respond_without_body(LEFT)
             exchange.status = exchange.refused_with or LEFT
             _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
             del error  # its traceback holds this frame
 
-    async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    async def call_app(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls an application, whose `HTTPException` becomes a problem."""
         has_begun = False
 
@@ -235,14 +237,12 @@ class RouteDispatcher:
             is_refusal = isinstance(refusal, HTTPException)
             if not is_refusal or has_begun or scope["type"] != "http":
                 raise
-            problem = problem_of(refusal, self.shared.settings)
-            await self.answer(scope, receive, send, ProblemRoute(problem))
+            problem = problem_of(refusal, self.shared.options)
+            await self.dispatch(scope, receive, send, ProblemRoute(problem))
 
 
 def with_params(scope: Scope, match: PathMatch[Any]) -> Scope:
     """Returns the scope for the routes of a match, with the parameters of the path."""
-    if not match.params:
-        return scope
     return {**scope, "path_params": {**scope.get("path_params", {}), **match.params}}
 
 
@@ -253,7 +253,7 @@ def route_for(method: str, routes: Mapping[str, Route]) -> Route:
         return routes["GET"]
     if method == "OPTIONS":
         allow = b"allow", ", ".join(_allowed(routes)).encode("ascii")
-        return Page(lambda exchange: exchange.answer_without_body(204, [allow]))
+        return Page(lambda exchange: exchange.respond_without_body(204, [allow]))
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
     problem = method_not_allowed(_allowed(routes)) if is_known else Problem.of("method-unknown")
     return ProblemRoute(problem, next(iter(routes.values()), None))

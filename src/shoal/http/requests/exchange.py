@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import NO_ENDPOINT
-from shoal.http.requests.departures import Watched
+from shoal.http.requests.disconnects import WatchedClient
 from shoal.http.requests.problem import Refused, explained, too_large
 
 if TYPE_CHECKING:
@@ -69,15 +69,16 @@ class Exchange:
     status = 0
     # The calls of its endpoint, under whose names it is counted.
     calls: EndpointCalls | None = None
-    _offered: Mapping[str, Any] | None = None
-    # The extension `DECODED`, unless middleware is in between, which may have changed the body.
-    ahead: Mapping[str, Any] | None = None
-    # The number of the decoder, and the item that it made in a front end.
-    decoded: tuple[int, Any] | None = None
+    # Middleware that may change a body replaces `receive` or `send`, and so does the access log.
+    # What bypasses these functions is used only if they are the server's own.
+    _offered: Mapping[str, Any] | None = None  # the extension `DISCONNECT`
+    front_end: Mapping[str, Any] | None = None  # the extension `DECODED`, with its own `receive`
+    # The number of a decoder of the front end, and the item that it made of the body.
+    early_item: tuple[int, Any] | None = None
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
     # On a server without the extension `DISCONNECT`, once the client was watched.
-    _watched: Watched | None = None
+    _watched: WatchedClient | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
@@ -85,7 +86,7 @@ class Exchange:
         self.receive = receive
         self._send = send
         self._shared = shared
-        self.settings = shared.settings
+        self.options = shared.options
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given_id = self.headers.get(b"x-request-id")
@@ -95,9 +96,9 @@ class Exchange:
         extensions = scope.get("extensions")
         if extensions:
             self._offered = extensions.get(DISCONNECT)
-            ahead = extensions.get(DECODED)
-            if ahead is not None and ahead["receive"] == receive:
-                self.ahead, self.decoded = ahead, ahead["decoded"]
+            front_end = extensions.get(DECODED)
+            if front_end is not None and front_end["receive"] == receive:
+                self.front_end, self.early_item = front_end, front_end["decoded"]
 
     @property
     def wants_no_body(self) -> bool:
@@ -107,30 +108,30 @@ class Exchange:
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            self._watched = self._watched or Watched(self.receive, self.id)
-            return partial(self._shared.departures.watch, self._watched)
+            self._watched = self._watched or WatchedClient(self.receive, self.id)
+            return partial(self._shared.disconnects.watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
     @property
     def send_timeout_s(self) -> float:
         """The seconds that the client has to accept one message; inf if the server limits it."""
-        return self.settings.send_timeout_s if self._offered is None else math.inf
+        return self.options.send_timeout_s if self._offered is None else math.inf
 
     @property
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
         """Makes the server send bytes after some seconds of silence; None if it can't."""
-        return self._of_the_body.get("heartbeat")
+        return self._unwrapped.get("heartbeat")
 
     @property
     def direct(self) -> tuple[Callable[[], bool], Callable[[bytes], object]] | None:
         """Functions of the server: whether the client has room, and to send a piece at once."""
-        offered = self._of_the_body
+        offered = self._unwrapped
         return (offered["has_room"], offered["put"]) if "put" in offered else None
 
     @property
-    def _of_the_body(self) -> Mapping[str, Any]:
-        """What the server offers for the body; nothing with middleware, which may change it."""
+    def _unwrapped(self) -> Mapping[str, Any]:
+        """What the server offers for the body; empty if its `send` was replaced."""
         offered = self._offered
         return {} if offered is None or offered.get("send") != self._send else offered
 
@@ -139,7 +140,7 @@ class Exchange:
         return self._shared.streams[endpoint].clock(self._shared.now)
 
     @property
-    def tells_of_disconnect(self) -> bool:
+    def reports_disconnect(self) -> bool:
         return self._offered is not None
 
     @property
@@ -155,7 +156,7 @@ class Exchange:
     async def body(self, most: int | None = None) -> bytes:
         """Raises `Refused` for a large or fragmented body, or if too many are incomplete."""
         if most is None:
-            most = self.settings.max_body_bytes
+            most = self.options.max_body_bytes
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:20]) > most:
             raise too_large(most)
@@ -199,9 +200,9 @@ class Exchange:
         """Counts and logs an error of the request; returns its problem."""
         if self.calls is not None:
             return self.calls.explained(error, self.request_id)
-        return explained(error, self.settings, name, self.request_id)
+        return explained(error, self.options, name, self.request_id)
 
-    async def answer(
+    async def respond(
         self,
         status: int,
         media_type: bytes,
@@ -210,7 +211,7 @@ class Exchange:
     ) -> None:
         """Sends a whole response; raises `CallerLeft` if the client is gone or does not read."""
         if status in WITHOUT_BODY:
-            await self.answer_without_body(status, headers)
+            await self.respond_without_body(status, headers)
             return
         self.status = status
         sent = [
@@ -230,29 +231,30 @@ class Exchange:
             await self._send(start)
             await self._send(whole)
 
-    def teach(self, decoder: int, description: bytes) -> None:
-        """Has the front end decode requests with this method and path; 0 for no more."""
-        if self.ahead is not None:
-            self.ahead["teach"](decoder, description)
+    def set_front_end_decoder(self, number: int, description: bytes) -> None:
+        """Makes the front end decode requests with this method and path; 0 removes its decoder."""
+        if self.front_end is not None:
+            self.front_end["teach"](number, description)
 
     @property
-    def is_encoded_elsewhere(self) -> bool:
-        """Whether `answer_with_array` can be used."""
+    def front_end_encodes(self) -> bool:
+        """Whether `respond_with_array` can be used."""
         return (
-            self.decoded is not None  # so the front end has loaded what it needs
-            and self.ahead is not None
-            and self.ahead["send"] == self._send
+            self.early_item is not None  # so the front end has loaded what it needs
+            and self.front_end is not None
+            and self.front_end["send"] == self._send
             and self.method != "HEAD"
             and self.times is None
         )
 
-    async def answer_with_array(self, array: Any) -> None:
+    async def respond_with_array(self, array: Any) -> None:
         """Sends a whole response with an array, which the front end writes as JSON."""
-        assert self.ahead is not None
+        assert self.front_end is not None
         self.status = 200
-        await self.ahead["send_array"]([(b"content-type", JSON), (b"x-request-id", self.id)], array)
+        headers = [(b"content-type", JSON), (b"x-request-id", self.id)]
+        await self.front_end["send_array"](headers, array)
 
-    async def answer_without_body(
+    async def respond_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
         await self._deliver(self._begin(status, headers), _body(b"", more=False))
@@ -294,7 +296,7 @@ class Exchange:
             if self._watched is not None:
                 # Servers and middleware may fail if `receive` is pending as a response ends.
                 await self._watched.stopped()
-            limit = self._shared.departures.limit(self.settings.send_timeout_s)
+            limit = self._shared.disconnects.limit(self.options.send_timeout_s)
             with limit:
                 for message in messages:
                     await self._send(message)

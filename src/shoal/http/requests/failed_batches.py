@@ -90,8 +90,8 @@ class FailedBatchLog(BatchObserver):
     # A continuous batch runs as long as its backend is open, so its requests that fail together are
     # logged at once, in one message.
 
-    def __init__(self, settings: HttpOptions) -> None:
-        self._settings = settings
+    def __init__(self, options: HttpOptions) -> None:
+        self._options = options
         # The failures of open batches, by batcher and id.
         self._open: dict[tuple[str, int], _Failures] = {}
 
@@ -122,8 +122,8 @@ class FailedBatchLog(BatchObserver):
     def _add(self, failures: _Failures, request: Request, error: BaseException | None) -> None:
         if request.state is not State.FAILED or not isinstance(error, Exception):
             return
-        problem = problem_of(error, self._settings)
-        if problem.status >= 500 and problem.kind:  # else the code itself has chosen the answer
+        problem = problem_of(error, self._options)
+        if problem.status >= 500 and problem.kind:  # else the code itself has chosen the response
             failures.add(request, error, is_internal=problem.kind == "internal")
 
 
@@ -132,10 +132,10 @@ def _trace_of(trace: Mapping[str, str] | None) -> dict[str, str]:
     return {"trace_id": parts[1], "span_id": parts[2]} if len(parts) == 4 else {}
 
 
-def batch_observers(settings: HttpOptions) -> list[BatchObserver]:
-    observers: list[BatchObserver] = [FailedBatchLog(settings)]
-    if settings.server_timing != "never":
+def batch_observers(options: HttpOptions) -> list[BatchObserver]:
+    observers: list[BatchObserver] = [FailedBatchLog(options)]
+    if options.server_timing != "never":
         from shoal.http.requests.timed import RequestTimer
 
-        observers.append(RequestTimer(times_all=settings.server_timing == "always"))
+        observers.append(RequestTimer(times_all=options.server_timing == "always"))
     return observers

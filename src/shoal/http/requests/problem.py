@@ -147,11 +147,11 @@ class Refused(Exception):
         return cls(Problem.of(kind, detail, headers, **more))
 
 
-def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id: str) -> Problem:
+def explained(error: Exception, options: HttpOptions, endpoint: str, request_id: str) -> Problem:
     """Returns the problem of an error; logs an internal one."""
     # A failing handler fails a whole batch, each request with a copy of one error. The batch has
     # its own log line, so all but the first of these are debug messages.
-    problem = problem_of(error, settings)
+    problem = problem_of(error, options)
     if problem.kind == "internal":
         # Not all protocols have a member for the id.
         detail = f"The cause is in the server's log, under the request id {request_id}."
@@ -186,17 +186,17 @@ def is_failure(error: BaseException) -> bool:
     return not is_declined(error)
 
 
-def problem_of(error: Exception, settings: HttpOptions) -> Problem:
-    retry = retry_after(settings.retry_after_s)
+def problem_of(error: Exception, options: HttpOptions) -> Problem:
+    retry = retry_after(options.retry_after_s)
     match error:
         case Refused():
             return error.problem
         case Overloaded():
             detail = "Too many requests wait for it already; try again later."
             problem = Problem.of("overloaded", detail, retry)
-            return replace(problem, status=settings.overload_status)
+            return replace(problem, status=options.overload_status)
         case ShutDown():
-            return ended(settings.retry_after_s)
+            return ended(options.retry_after_s)
         case ItemTooLarge():
             detail = error.limit_exceeded or "It does not fit into any batch."
             return Problem.of("item-too-large", detail)
@@ -205,7 +205,7 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
     for cls, kind, detail in _ERRORS:
         if isinstance(error, cls):
             return Problem.of(kind, detail, retry if KINDS[kind][0] == 503 else ())
-    return _of_other_error(error, debug=settings.debug)
+    return _of_other_error(error, debug=options.debug)
 
 
 _ERRORS: Final = (
@@ -295,13 +295,13 @@ def method_not_allowed(allowed: list[str]) -> Problem:
     return Problem.of("method-not-allowed", f"This path accepts {names}.", allow)
 
 
-def not_open(settings: HttpOptions) -> Problem:
+def not_open(options: HttpOptions) -> Problem:
     """Returns the problem of a call before the application's lifespan was entered."""
     detail = (
         "The application's lifespan is not running. An application that is mounted in another is "
         'opened by the outer one: Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)]).'
     )
-    return Problem.of("not-open", detail, retry_after(settings.retry_after_s))
+    return Problem.of("not-open", detail, retry_after(options.retry_after_s))
 
 
 def ended(retry_after_s: int) -> Problem:
@@ -310,12 +310,12 @@ def ended(retry_after_s: int) -> Problem:
     return Problem(503, "closed", "The server has stopped", detail, retry_after(retry_after_s))
 
 
-def starting(settings: HttpOptions) -> Problem:
+def starting(options: HttpOptions) -> Problem:
     """Returns the problem of a request while the application loads its models."""
     detail = (
         "The application loads its models. /-/readyz says which, and answers 200 once it is ready."
     )
-    retry = retry_after(settings.retry_after_s)
+    retry = retry_after(options.retry_after_s)
     return Problem(503, "not-open", "The server is starting", detail, retry)
 
 

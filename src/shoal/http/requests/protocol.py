@@ -110,7 +110,7 @@ class Codec(ABC):
         """Returns a tuple for several parameters; raises `Refused` if the request does not fit."""
 
     @abstractmethod
-    async def answer(self, exchange: Exchange, result: Any) -> None:
+    async def respond(self, exchange: Exchange, result: Any) -> None:
         """Raises TypeError if the result can't be written."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What all requests and WebSockets of an application share: settings, ids, limits, and counts."""
+"""What all requests and WebSockets of an application share: options, ids, limits, and counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.histogram import NO_ENDPOINT, ItemTimes, RequestTimes
-from shoal.http.requests.departures import Departures
+from shoal.http.requests.disconnects import Disconnects
 from shoal.http.requests.problem import Refused, retry_after
 from shoal.loops.this_loop import parking_of_this_loop
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class SharedParts:
-    def __init__(self, settings: HttpOptions) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         # The event loop's clock once it has begun, unless that is coarse.
         self.now: Callable[[], float] = perf_counter
         self.times = RequestTimes()
         # By endpoint.
         self.streams: defaultdict[str, ItemTimes] = defaultdict(ItemTimes)
-        self.settings = settings
-        self.departures = Departures()
-        self.incomplete = IncompleteBodies(settings)
+        self.options = options
+        self.disconnects = Disconnects()
+        self.incomplete = IncompleteBodies(options)
         # Ids are unique among processes that share a log, and cheap to make.
         form = secrets.token_hex(4).encode("ascii") + b"-%x"
         self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__

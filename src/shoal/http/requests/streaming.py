@@ -42,7 +42,7 @@ class ItemStream(AbstractAsyncContextManager[Any], AsyncIterable[Any], Protocol)
         ...
 
 
-async def answer_with_stream(
+async def respond_with_stream(
     exchange: Exchange,
     stream: ItemStream,
     form: StreamForm,
@@ -105,7 +105,7 @@ async def _relay(exchange: Exchange, stream: ItemStream, messages: _Messages) ->
     """Sends the items, with heartbeats between them; returns the last message, or none."""
     # A message that ends the stream before its call is sent after the call, so that no client can
     # hold up the end of its call.
-    form, heartbeat_s = messages.form, exchange.settings.heartbeat_s
+    form, heartbeat_s = messages.form, exchange.options.heartbeat_s
     pending: bytes | None = None
     while True:
         # One scope, with a moving deadline, for many waits and sends: a scope for each of them

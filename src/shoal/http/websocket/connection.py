@@ -82,7 +82,7 @@ class SocketRequest:
 
     __slots__ = (
         *("began_at", "has_ended", "headers", "id", "request_id", "scope", "scope_of_task"),
-        "settings",
+        "options",
     )
 
     method: Final = "POST"
@@ -91,7 +91,7 @@ class SocketRequest:
         self.began_at = perf_counter()
         self.id = new.id
         self.request_id = f"{connection.id}:{new.id.decode().strip(chr(34))}"
-        self.scope, self.settings = connection.http_scope, connection.settings
+        self.scope, self.options = connection.http_scope, connection.options
         self.headers = connection.binary_headers if new.is_binary else connection.text_headers
         self.has_ended = False  # its last message was made
         self.scope_of_task = anyio.CancelScope()
@@ -116,7 +116,7 @@ class SocketConnection:
         self.text_headers: Mapping[bytes, bytes] = {**given, b"content-type": JSON}
         self.binary_headers: Mapping[bytes, bytes] = {**given, b"content-type": NPY}
         self.id = shared.new_id().decode("ascii")
-        self.settings = shared.settings
+        self.options = shared.options
         # What the server of this package offers; None on another one.
         self._offered: Mapping[str, Any] | None = scope.get("extensions", {}).get(DISCONNECT)
         self._requests: dict[bytes, SocketRequest] = {}
@@ -168,8 +168,8 @@ class SocketConnection:
                 self._break_off(violation)
 
     def _handle(self, text: str | None, data: bytes | None) -> None:
-        settings = self.settings
-        message = read(text, data, settings.max_body_bytes, settings.max_json_elements)
+        options = self.options
+        message = read(text, data, options.max_body_bytes, options.max_json_elements)
         if isinstance(message, NewRequest):
             self._start(message)
         elif message.id in self._requests:  # else it has ended
@@ -182,23 +182,23 @@ class SocketConnection:
         refused: Exception | None = new.refused
         if self._is_draining:
             refused = ShutDown("the server ends")
-        elif len(self._requests) >= self.settings.max_websocket_requests:
-            refused = Refused(_too_many(self.settings.max_websocket_requests))
+        elif len(self._requests) >= self.options.max_websocket_requests:
+            refused = Refused(_too_many(self.options.max_websocket_requests))
         if refused is not None:
             self._fail(request, refused)
             return
         self._requests[new.id] = request
         self._new.append((request, new))
-        self._tasks.start_soon(self._answer_next)
+        self._tasks.start_soon(self._handle_next)
 
     # The tasks of requests.
 
     @holds_ctrl_c
-    async def _answer_next(self) -> None:
+    async def _handle_next(self) -> None:
         request, new = self._new.popleft()
         try:
             with request.scope_of_task, _HOLDING:
-                call = await self._calls.find(request, self._headers_of(new))
+                call = await self._calls.call_for(request, self._headers_of(new))
                 if call.batcher.decodes:
                     raise Refused(_ONLY_HTTP)
                 item = self._item_of(call.batcher.made_by(JsonCodec), request, new)
@@ -227,7 +227,7 @@ class SocketConnection:
         if not new.is_binary and codec.takes == "bytes":
             raise Refused(_TAKES_BYTES)
         if not new.is_binary and codec.takes not in _PARSED:
-            check_text(new.body, self.settings.max_json_elements)
+            check_text(new.body, self.options.max_json_elements)
         return codec.item(exchange, new.body)
 
     async def _relay(self, request: SocketRequest, stream: ItemStream) -> None:
@@ -327,7 +327,7 @@ class SocketConnection:
 
     async def _send(self, message: dict[str, Any]) -> None:
         """Sends a message of ASGI; the connection ends if the client is gone or does not read."""
-        limit_s = None if self._offered is not None else self.settings.send_timeout_s
+        limit_s = None if self._offered is not None else self.options.send_timeout_s
         try:
             with anyio.fail_after(limit_s):  # the server of this package has its own limit
                 await self._asgi_send(message)

@@ -21,7 +21,7 @@ from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, Messag
 from shoal.http.openai.texts.results import NotText, TextOutput
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.streaming import ItemStream, answer_with_stream
+from shoal.http.requests.streaming import ItemStream, respond_with_stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -54,7 +54,7 @@ class TextCall:
         if not self.call.streams:
             self.output.keep(self.output.whole(await self.call.result(self.item)))
             return self.output
-        limit_s = self.job.exchange.settings.answer_timeout_s
+        limit_s = self.job.exchange.options.answer_timeout_s
         if self.call.batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):
@@ -105,7 +105,7 @@ def refusing() -> Generator[None]:
 @asynccontextmanager
 async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
     """Makes one of several calls, once they fit into the queue."""
-    call = await job.model.calls.find(job.exchange, when_left=unwatched)
+    call = await job.model.calls.call_for(job.exchange, when_left=unwatched)
     text = TextCall(job, call, *job.item(call, nth))
     if job.turns is None:
         job.turns = anyio.CapacityLimiter(call.most_at_once)
@@ -215,34 +215,34 @@ class TextRoute(OpenAIRoute):
         super().__init__()
         self._read = read
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def handle(self, exchange: Exchange) -> None:
         job = await self._read(exchange, await exchange.body())
         exchange.calls = job.model.calls
         if job.texts > 1:
-            await self._answer_with_several(exchange, job)
+            await self._respond_with_several(exchange, job)
             return
         with refusing():
-            call = await job.model.calls.find(exchange)
+            call = await job.model.calls.call_for(exchange)
             text = TextCall(job, call, *job.item(call))
             if job.streams:
                 call.when_left = unwatched  # the stream watches for a disconnect itself
                 form = job.forms.stream(job.asked, text.output)
-                await answer_with_stream(exchange, text.stream(), form, job.clock())
+                await respond_with_stream(exchange, text.stream(), form, job.clock())
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.answer(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
+            await exchange.respond(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
 
-    async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
+    async def _respond_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
             texts = await run_unless_left(exchange.when_left, partial(_gathered, job))
-            await exchange.answer(200, JSON, job.forms.whole(job.asked, texts))
+            await exchange.respond(200, JSON, job.forms.whole(job.asked, texts))
             return
         assert isinstance(job.forms, AnswerForms)  # other protocols have one text
         messages = job.forms.messages(job.asked)
         ends: list[TextEnd] = []
         merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
         form = SeveralTexts(messages, ends, job.asked)
-        await answer_with_stream(exchange, merged, form)
+        await respond_with_stream(exchange, merged, form)

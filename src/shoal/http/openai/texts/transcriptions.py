@@ -12,7 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 
 from shoal.core.extras import advice
-from shoal.http.json.content_coding import decoded
+from shoal.http.json.content_coding import decompressed
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
 from shoal.http.openai.items import AudioMaker, Params
@@ -68,10 +68,10 @@ async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
     media_type = exchange.headers.get(b"content-type", b"").lower()
     if not media_type.startswith(b"multipart/form-data"):
         raise Refused.of("unsupported-media-type", "Send a form, as multipart/form-data.")
-    whole = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
+    whole = WholeRequest(exchange.scope, decompressed(exchange, body))
     params: dict[str, Any] = {}
     try:
-        form = WholeRequest(exchange.scope, whole).form(max_files=1, max_fields=_MOST_FIELDS)
+        form = whole.form(max_files=1, max_fields=_MOST_FIELDS)
         async with form as fields:
             for name, value in fields.multi_items():
                 if isinstance(value, UploadFile):

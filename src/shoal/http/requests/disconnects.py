@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shoal.loops.parking import Parking, TimeLimit
 
-    Registry = dict["Watched", Callable[[], object]]
+    Registry = dict["WatchedClient", Callable[[], object]]
 
 # A disconnect this soon after the start of a call is noticed late.
 UNNOTICED_S: Final = 0.05
@@ -39,15 +39,15 @@ _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
 
 
-class Watched:
+class WatchedClient:
     """A client, and the wait in its `receive`, if one has begun."""
 
-    __slots__ = ("has_ended", "has_left", "receive", "request_id", "scope")
+    __slots__ = ("has_disconnected", "has_ended", "receive", "request_id", "scope")
 
     def __init__(self, receive: Receive, request_id: bytes) -> None:
         self.receive = receive
         self.request_id = request_id
-        self.has_left = False  # `receive` has reported a disconnect
+        self.has_disconnected = False  # `receive` has reported a disconnect
         self.scope: anyio.CancelScope | None = None
         self.has_ended: anyio.Event
 
@@ -57,7 +57,7 @@ class Watched:
             await self.has_ended.wait()
 
 
-class Departures:
+class Disconnects:
     # Invariant: a watched request is in one of the registries, or has a listener.
 
     def __init__(self) -> None:
@@ -69,14 +69,14 @@ class Departures:
         self._seen: Registry = {}
         self._wake: anyio.Event | None = None  # set while nothing is registered
 
-    def watch(self, client: Watched, callback: Callable[[], object] | None) -> None:
+    def watch(self, client: WatchedClient, callback: Callable[[], object] | None) -> None:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
             was_registered = self._new.pop(client, None) or self._seen.pop(client, None)
             if not was_registered and client.scope is not None:
                 client.scope.cancel()
-        elif client.has_left:
+        elif client.has_disconnected:
             callback()
         else:
             self._new[client] = callback
@@ -128,7 +128,7 @@ class Departures:
 
 @holds_ctrl_c
 async def _listen(
-    client: Watched, scope: anyio.CancelScope, callback: Callable[[], object]
+    client: WatchedClient, scope: anyio.CancelScope, callback: Callable[[], object]
 ) -> None:
     # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
     # servers can't tell the two cases apart without writing.
@@ -137,12 +137,12 @@ async def _listen(
         with scope, _HOLDING:  # middleware may have put anything around `receive`
             while (await client.receive())["type"] != "http.disconnect":
                 pass
-            client.has_left = True
+            client.has_disconnected = True
     except Exception:
-        client.has_left = True
+        client.has_disconnected = True
         request_id = client.request_id.decode("ascii")
         _log.exception("request %s: its client can't be watched", request_id)
     finally:
         has_ended.set()
-    if client.has_left and not scope.cancel_called:
+    if client.has_disconnected and not scope.cancel_called:
         callback()
