@@ -29,6 +29,7 @@ from shoal.batching.options import checked_options, refuse_change
 from shoal.batching.running.run import RunsAgain
 from shoal.core.replicas.members import LoadedModel, home_and_model_of
 from shoal.errors import ReplicaDied
+from shoal.serving.backends.models import wait_loaded
 from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ def closed_handler(
         used: LoadedModel | None = None
         try:
             if model is not None:
-                used = await models.loaded(member, model)
+                used = models.use(member, model)
+                await wait_loaded(used)
             results = await member.replica.run(method.name, items)
             if not member.replica.takes_work and issubclass(type(results), list):
                 mark_deaths(member, results, size)
@@ -178,9 +180,7 @@ def closed_handler(
                 raise RunsAgain(death, retries()) from None
             raise
         finally:
-            if used is not None:
-                used.batches -= 1
-            pool.end(member, size)
+            pool.end(member, size, used)
 
     async def steps(items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
@@ -191,7 +191,8 @@ def closed_handler(
         used: LoadedModel | None = None
         try:
             if model is not None:
-                used = await models.loaded(member, model)
+                used = models.use(member, model)
+                await wait_loaded(used)
             async with aclosing(member.replica.run_stream(method.name, items)) as steps:
                 async for step in steps:
                     yield step
@@ -200,9 +201,7 @@ def closed_handler(
                 raise RunsAgain(death, retries()) from None
             raise
         finally:
-            if used is not None:
-                used.batches -= 1
-            pool.end(member, size)
+            pool.end(member, size, used)
 
     def mark_deaths(member: PoolMember, results: list[Any], size: int) -> None:
         # A model server that has ended may have served some of its calls. The others run again.
