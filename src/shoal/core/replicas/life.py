@@ -133,7 +133,7 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     _S.DIED: {"ended": _S.DIED},  # the unhealthy replica has exited
 }
 
-_LEAVING = frozenset({_S.DRAINING, _S.STOPPING, _S.ENDED})
+_ASKED_TO_END = frozenset({_S.DRAINING, _S.STOPPING, _S.ENDED})
 _OVER = frozenset({_S.ENDED, _S.FAILED, _S.DIED})
 
 
@@ -150,13 +150,13 @@ class ReplicaLife:
         return after
 
     @property
-    def takes_work(self) -> bool:
+    def is_ready(self) -> bool:
         return self.state is LifeState.READY
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether it was asked to end, so that its end is not a failure."""
-        return self.state in _LEAVING
+    def was_asked_to_end(self) -> bool:
+        """If so, its end is not a failure."""
+        return self.state in _ASKED_TO_END
 
     @property
     def is_over(self) -> bool:

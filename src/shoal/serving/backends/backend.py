@@ -119,7 +119,7 @@ class Backend:
         self.tag = tag
         self.definition = definition
         self.config = config
-        self.changing = anyio.Lock()  # held while the config changes
+        self.change_lock = anyio.Lock()  # held while the config changes
         self.method_batchers: dict[str, MethodBatcher] = {}
         self.is_closing = False
         self.on_closing: set[Callable[[], object]] = set()  # called when it begins to close
@@ -158,9 +158,9 @@ class Backend:
             self.supervisor.note_over()
             self._ended.set()
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Waits until a replica is ready and calls are accepted."""
-        await self.supervisor.first_ready()
+        await self.supervisor.wait_first_ready()
         await self.method_batcher(CALL)
         self.log_oddity()
 
@@ -205,14 +205,14 @@ class Backend:
         """Stops batches from waiting to fill, and notifies the code that the backend will end."""
         for method_batcher in self.method_batchers.values():
             method_batcher.batcher.drain()
-        self.supervisor.drain()
+        self.supervisor.notify_draining()
 
     async def close(self, *, at_once: bool = False) -> None:
         # Cancellation ends the backend at once, and does not wait until it has ended.
         self.is_closing = True
         for notify in tuple(self.on_closing):
             notify()
-        self.supervisor.drain()
+        self.supervisor.notify_draining()
         self._scaling.configure(None)
         self.membership.end()
         try:
@@ -235,7 +235,7 @@ class Backend:
         self._tasks.start_soon(function, *args)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
-        described = (await self.supervisor.described()).method(method)
+        described = (await self.supervisor.wait_description()).method(method)
         async with self._opening:
             if (method_batcher := self.method_batchers.get(method)) is not None:
                 return method_batcher
@@ -248,8 +248,8 @@ class Backend:
                 handler = closed_handler(self.tag, described, self.pool, retries, self.models)
             else:
                 if self.config.fill == "continuous":
-                    self._check_continuous(await self.supervisor.described())
-                managed = await self.supervisor.any_ready()
+                    self._check_continuous(await self.supervisor.wait_description())
+                managed = await self.supervisor.wait_any_ready()
                 binding = managed.replica.open_binding(method)
                 fill, streams = self.config.fill, self.config.streams
                 handler = open_handler(self.pool, method, fill, streams, binding)
@@ -368,10 +368,10 @@ class Backend:
         supervisor = self.supervisor
         if not supervisor.wanted:
             return "ready"  # a request starts a replica
-        if not supervisor.ready():
+        if not supervisor.ready:
             failures = supervisor.failures
             return "unavailable" if failures.deaths or failures.restarts else "starting"
-        return "degraded" if len(supervisor.ready()) < supervisor.wanted else "ready"
+        return "degraded" if len(supervisor.ready) < supervisor.wanted else "ready"
 
     def status(self) -> BackendStatus:
         supervisor = self.supervisor
