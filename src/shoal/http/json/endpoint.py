@@ -111,7 +111,7 @@ class EndpointRoute(Route):
         if found.converters is not None:
             await self._answer_converted(call, exchange, found.converters, body)
             return
-        codec = found.made_by(self._make_codec)
+        codec = found.codec_of(self._make_codec)
         if decoded is not None:
             item = decoded[1]
         else:
@@ -132,7 +132,7 @@ class EndpointRoute(Route):
 
     def _takes(self, found: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
-        return found.converters is None and found.made_by(self._make_codec).decoder == decoder
+        return found.converters is None and found.codec_of(self._make_codec).decoder == decoder
 
     async def _answer_converted(
         self,
@@ -147,10 +147,10 @@ class EndpointRoute(Route):
         found = call.batcher
         try:
             if decode is None:
-                codec = found.made_by(self._make_codec)
+                codec = found.codec_of(self._make_codec)
                 item = codec.item(exchange, body)
             else:
-                codec = found.made_of_results(self._make_codec)
+                codec = found.codec_of_results(self._make_codec)
                 item = await _decoded(decode, request, call)
                 _check_count(item, len(found.batcher.signature.parameters))
             if call.streams:

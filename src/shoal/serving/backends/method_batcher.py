@@ -74,24 +74,25 @@ class MethodBatcher:
         self.entry: Entry | None = None  # from when it is open
         # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
-        self._made: dict[Any, Any] = {}
+        self._codecs: dict[Any, Any] = {}
+        self._codecs_of_results: dict[Any, Any] = {}
 
-    def made_by(self, make: Callable[[Signature], T]) -> T:
+    def codec_of(self, make: Callable[[Signature], T]) -> T:
         """Returns what `make` returns for the signature of a call, cached by `make`."""
         if self.decodes:
             raise TypeError("its items are made by its decode function, from HTTP requests")
-        made: T | None = self._made.get(make)
-        if made is None:
-            made = self._made[make] = make(self.batcher.signature)
-        return made
+        codec: T | None = self._codecs.get(make)
+        if codec is None:
+            codec = self._codecs[make] = make(self.batcher.signature)
+        return codec
 
-    def made_of_results(self, make: Callable[[Signature], T]) -> T:
+    def codec_of_results(self, make: Callable[[Signature], T]) -> T:
         """Returns the same for the signature without parameters, which says what results are."""
-        made: T | None = self._made.get((make,))
-        if made is None:
+        codec: T | None = self._codecs_of_results.get(make)
+        if codec is None:
             signature = self.batcher.signature.replace(parameters=())
-            made = self._made[make,] = make(signature)
-        return made
+            codec = self._codecs_of_results[make] = make(signature)
+        return codec
 
     def convert_with(self, converters: Converters | None) -> None:
         self.converters = converters
