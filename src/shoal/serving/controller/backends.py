@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
@@ -26,7 +26,7 @@ from shoal.serving.backend_config import BackendConfig, same_user_config
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskStatus
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.devices import Devices
 
-
-Turn: TypeAlias = "Callable[[], Awaitable[object]]"
-"""Called when a backend is ready; its result is awaited before the backend gets traffic."""
 
 logger: Final = logging.getLogger("shoal.serving")
 

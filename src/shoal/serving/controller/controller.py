@@ -22,9 +22,9 @@ from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends, Turn, applied
+from shoal.serving.controller.backends import Backends, applied
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
-from shoal.serving.controller.journal import Declared, Journal, Program, declared
+from shoal.serving.controller.journal import DeclaredName, Journal, Program, declared_names
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
@@ -33,7 +33,7 @@ from shoal.serving.shadow import ShadowFlow
 from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import RequestTimes
@@ -118,15 +118,19 @@ class Controller(Client):
         await self.declare_backend(tag, code, BackendConfig.of(config))
 
     async def declare_backend(
-        self, tag: str, code: Definition, config: BackendConfig, turn: Turn | None = None
+        self,
+        tag: str,
+        code: Definition,
+        config: BackendConfig,
+        when_ready: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         """Creates a backend, which may start while others do."""
-        # Once it is ready it waits for `turn`, so that backends are added in order.
+        # Once it is ready it waits for `when_ready`, so that backends are added in order.
         placement_of(config.placement, config.for_placement())
         self._journal.check_backend(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
-            if turn is not None:
-                await turn()
+            if when_ready is not None:
+                await when_ready()
             async with self._declaring:
                 self.check_open()
                 await self._journal.put_backend(tag, code, config)
@@ -286,10 +290,10 @@ class Controller(Client):
         self.check_open()
         return self.status_now(readings)
 
-    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]:
+    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[DeclaredName]:
         """Returns the declarations to create: missing ones that nobody has deleted."""
-        wanted = self._journal.wanted(declared(backends, endpoints))
-        return wanted - declared(self.backends, self.endpoints)
+        names = self._journal.not_deleted(declared_names(backends, endpoints))
+        return names - declared_names(self.backends, self.endpoints)
 
     def announce_endpoints(self, names: Sequence[str]) -> None:
         """Names the endpoints to come once backends have started, for messages."""

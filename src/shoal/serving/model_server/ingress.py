@@ -130,10 +130,10 @@ class Ingress:
                 tasks.cancel_scope.cancel()
         finally:
             self._connection.close()
-            for backend in self._controller.backends.values():
-                backend.on_closing.discard(self.drain)
+            if self._backend is not None:
+                self._backend.on_closing.discard(self.notify_draining)
 
-    def drain(self, why: str | None = None) -> None:
+    def notify_draining(self, why: str | None = None) -> None:
         """Notifies the ingress that it should send no more, and why if that was not planned."""
         if self._is_draining:
             return
@@ -224,7 +224,7 @@ class Ingress:
             await supervisor.wait_any_ready()
         description = await supervisor.wait_description()
         self._backend = backend
-        backend.on_closing.add(self.drain)
+        backend.on_closing.add(self.notify_draining)
         description = _for_ingress(description, backend.config)
         methods = description.methods
         self._defaults = {name: Defaults(one.signature) for name, one in methods.items()}
@@ -346,7 +346,9 @@ class Ingress:
             if is_closing and kind is BatcherClosed:  # it runs elsewhere without the others
                 outcomes[place] = self._unserved("is closing")
         if kinds == {BackendUnavailable}:
-            self.drain("it has no replica")  # it connects again, and then waits for a replica
+            self.notify_draining(
+                "it has no replica"
+            )  # it connects again, and then waits for a replica
             raise self._unserved("has no replica")
 
     def _unserved(self, why: str) -> ReplicaDied:
