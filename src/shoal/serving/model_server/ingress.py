@@ -346,9 +346,8 @@ class Ingress:
             if is_closing and kind is BatcherClosed:  # it runs elsewhere without the others
                 outcomes[place] = self._unserved("is closing")
         if kinds == {BackendUnavailable}:
-            self.notify_draining(
-                "it has no replica"
-            )  # it connects again, and then waits for a replica
+            # It connects again, and then waits for a replica.
+            self.notify_draining("it has no replica")
             raise self._unserved("has no replica")
 
     def _unserved(self, why: str) -> ReplicaDied:
