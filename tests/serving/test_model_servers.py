@@ -284,20 +284,21 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
 async def test_an_ingress_that_drains_gets_the_results_of_its_work(tmp_path):
     at, one, results = f"unix:{tmp_path}/a", Model(), []
 
-    async def call(handle):
-        results.append(await handle.call("hold"))
+    async def call(handle, item):
+        results.append(await handle.call(item))
 
     async with (
-        model_server(at, one),
+        model_server(at, one) as (server, _),
         ingress(at) as (controller, handle),
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(call, handle)
+        tasks.start_soon(call, handle, "hold")
         await one.holding.wait()
         controller.drain()
-        assert await handle.call(1) == 1
+        tasks.start_soon(call, handle, "next")
+        await until(lambda: status_of(server).queued == 1)
         one.released.set()
-        await until(lambda: results == ["hold"])
+        await until(lambda: results == ["hold", "next"])
 
 
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
