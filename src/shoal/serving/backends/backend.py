@@ -131,8 +131,7 @@ class Backend:
         self._logged_oddity: str | None = None
         self._scaling = Scaling(self)
         self._ended = anyio.Event()
-        self._closing = anyio.Event()
-        self._draining = anyio.CancelScope()
+        self._drain_scope = anyio.CancelScope()
         self.gone = anyio.Event()  # set when it was deleted, and its tag is free again
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
@@ -152,8 +151,7 @@ class Backend:
                 self.supervisor.begin()
                 self._scaling.configure(self.config.autoscaling)
                 task_status.started()
-                await self._closing.wait()
-                tasks.cancel_scope.cancel()
+                await anyio.sleep_forever()  # until `close` cancels it
         finally:
             self.supervisor.note_over()
             self._ended.set()
@@ -173,10 +171,6 @@ class Backend:
         self.config = config
         self.forget_results()
         self.supervisor.adopt(config)
-        if (description := self.supervisor.description) is not None:
-            code = description.method(CALL)
-            slots = config.slots(code.batched, gathers=code.gathers)
-            self.pool.resize(slots, config.max_ongoing_requests)
         self._scaling.configure(config.autoscaling)
         self.membership.configure(config)
         self.log_oddity()
@@ -216,7 +210,7 @@ class Backend:
         self._scaling.configure(None)
         self.membership.end()
         try:
-            with self._draining:
+            with self._drain_scope:
                 async with self._opening:
                     pass  # a batcher that was being opened is in the dict now
                 async with anyio.create_task_group() as tasks:
@@ -224,12 +218,12 @@ class Backend:
                         tasks.start_soon(partial(method_batcher.close, at_once=at_once))
                 await self.supervisor.end(at_once=at_once)
         finally:
-            self._closing.set()
+            self._tasks.cancel_scope.cancel()
         await self._ended.wait()
 
     def end_at_once(self) -> None:
         """Lets `close` stop waiting for queued requests."""
-        self._draining.cancel()
+        self._drain_scope.cancel()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         self._tasks.start_soon(function, *args)

@@ -159,6 +159,8 @@ class Supervisor:
                 managed.version = _STALE
             if managed.life.is_ready:
                 managed.config = config
+        if self.description is not None:
+            self._pool.resize(*self._limits(self.description))
         self._reconcile()
 
     def notify_draining(self) -> None:
@@ -340,12 +342,8 @@ class Supervisor:
         if not managed.life.was_asked_to_end:
             managed.life.on("ready")
             self.description = self.description or description
-            code = description.methods["__call__"]
-            slots = self.config.slots(code.batched, gathers=code.gathers)
             managed.config = self.config
-            managed.member = self._pool.add(
-                managed.replica, slots, self.config.max_ongoing_requests
-            )
+            managed.member = self._pool.add(managed.replica, *self._limits(description))
             if self._is_draining:
                 managed.notify_draining()
             tasks.start_soon(managed.checks.run, managed.watch_health, self._on_unhealthy)
@@ -391,6 +389,11 @@ class Supervisor:
             return
         self._logged[address] = level, why
         logger.log(level, "%s: %s", managed.replica.tag, managed.failure)
+
+    def _limits(self, description: Description) -> tuple[float, int | None]:
+        code = description.methods["__call__"]
+        slots = self.config.slots(code.batched, gathers=code.gathers)
+        return slots, self.config.max_ongoing_requests
 
     def _none_started(self) -> bool:
         if anyio.current_time() < self.waits_until:
