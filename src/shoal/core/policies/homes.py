@@ -85,7 +85,7 @@ class Homes(Preferences):
         return before != self._version
 
     def _held_until(self, preferred: Any, arrived_at: float, now: float) -> float:
-        # Infinity: until the load changes.
+        # Infinity: until the counts change.
         return math.inf if self._holds(preferred) else now
 
     def releases(self, asked: RequestOptions) -> bool:

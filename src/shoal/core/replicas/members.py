@@ -7,9 +7,9 @@ the one with the highest number drawn from its name and the key. A new replica t
 the keys from each of the others, and the keys of one that has ended spread over the rest. All other
 keys keep their homes.
 
-A request waits for its home only while the loads stay balanced ("consistent hashing with bounded
-loads"). The load of a replica is the number of its requests, running and waiting. If the home has
-more than ``sticky_load_factor`` times the average, its requests go to the next replica with room.
+A request waits for its home only while the replicas stay balanced ("consistent hashing with bounded
+loads"): if the home has more requests, running and waiting, than ``sticky_load_factor`` times the
+average, its requests go to the next replica with room.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Backend:
                 self.membership = Membership(self.tag, self.pool, self.supervisor, self.start_task)
                 if self.config.is_remote:
                     await self.membership.begin(self.config)
-                self.supervisor.begin()
+                self.supervisor.reconcile()
                 self._scaling.configure(self.config.autoscaling)
                 task_status.started()
                 await anyio.sleep_forever()  # until `close` cancels it

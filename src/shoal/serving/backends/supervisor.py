@@ -85,14 +85,11 @@ class Supervisor:
         self._return_by: dict[str, float] = {}
         self._lost: Exception | None = None
 
-    def begin(self) -> None:
-        self._reconcile()
-
     def scale(self, wanted: int) -> None:
         if wanted != self.wanted and not self._is_ending:
             logger.info("%s: from %d replicas to %d", self._name, self.wanted, wanted)
             self.wanted = wanted
-            self._reconcile()
+            self.reconcile()
 
     def follow(self, addresses: Collection[str], *, is_news: bool = True) -> None:
         if self._is_ending:
@@ -112,7 +109,7 @@ class Supervisor:
             if not (managed.life.was_asked_to_end or managed.life.is_over):
                 self._retire(managed)
         self.wanted = len(addresses)
-        self._reconcile()
+        self.reconcile()
 
     @contextmanager
     def keeping_ready(self) -> Generator[None]:
@@ -127,7 +124,7 @@ class Supervisor:
             if managed.life.state is LifeState.NEW:
                 managed.version = _STALE  # it waits for a restart delay; a new one need not
         try:
-            self._reconcile()
+            self.reconcile()
             yield
         except BaseException:
             # As many model servers are wanted as were found last.
@@ -145,12 +142,12 @@ class Supervisor:
             raise
         finally:
             self._before_change = None
-            self._reconcile()
+            self.reconcile()
 
     def replace(self, config: BackendConfig, wanted: int) -> None:
         self.config, self.wanted = config, wanted
         self._version = next(self._versions)
-        self._reconcile()
+        self.reconcile()
 
     def adopt(self, config: BackendConfig) -> None:
         self.config = config
@@ -161,7 +158,7 @@ class Supervisor:
                 managed.config = config
         if self.description is not None:
             self._pool.resize(*self._limits(self.description))
-        self._reconcile()
+        self.reconcile()
 
     def notify_draining(self) -> None:
         """Notifies the code of all replicas, present and future, that the backend will end."""
@@ -183,7 +180,7 @@ class Supervisor:
             return
         logger.info("%s: is replaced, since %s", managed.replica.tag, reason)
         managed.is_being_replaced = True
-        self._reconcile()
+        self.reconcile()
 
     async def end(self, *, at_once: bool) -> None:
         self.wanted = 0
@@ -193,7 +190,7 @@ class Supervisor:
             for managed in self.managed:
                 managed.end_at_once()
                 self._tasks.start_soon(managed.give_up)
-        self._reconcile()
+        self.reconcile()
         while self.managed:
             await self._change.wait()
 
@@ -253,7 +250,8 @@ class Supervisor:
         self._is_over = True
         self._wake()
 
-    def _reconcile(self) -> None:
+    def reconcile(self) -> None:
+        """Starts missing replicas, and retires unwanted ones."""
         if self._is_over:
             return  # a replica started now would be cancelled, and that would start another one
         self._pool.on_batch = self._on_batch_ended if may_wear_out(self.config) else None
@@ -347,13 +345,13 @@ class Supervisor:
             if self._is_draining:
                 managed.notify_draining()
             tasks.start_soon(managed.checks.run, managed.watch_health, self._on_unhealthy)
-        self._reconcile()
+        self.reconcile()
         self._wake()
 
     def _on_unhealthy(self, managed: ManagedReplica) -> None:
         assert managed.member is not None
         self._pool.withdraw(managed.member)
-        self._reconcile()
+        self.reconcile()
         self._wake()
 
     def _on_ended(self, managed: ManagedReplica) -> None:
@@ -371,7 +369,7 @@ class Supervisor:
                 self._lost = self._lost or managed.failure
             if self.failures.is_open and not self.ready:
                 self._pool.fail(managed.failure)
-        self._reconcile()
+        self.reconcile()
         self._wake()
 
     def _log(self, managed: ManagedReplica) -> None:
