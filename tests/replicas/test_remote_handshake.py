@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from shoal.replicas.contract import Blueprint
 from shoal.replicas.process.wire.frames import FrameKind, encoded
 from shoal.replicas.process.wire.messages import packed
 from shoal.replicas.process.wire.start import sendable
-from shoal.replicas.remote import handshake
+from shoal.replicas.remote import handshake, sockets
 from shoal.replicas.remote.replica import RemoteReplica
 from shoal.replicas.remote.sockets import connect
 from shoal.replicas.remote.tls import ServerCertificate
@@ -398,3 +399,27 @@ async def test_without_a_token_the_model_server_of_another_user_is_refused():
             os.waitpid(child, 0)  # noqa: ASYNC222 - it is dead
             os.close(ready)
             os.close(says_so)
+
+
+async def test_a_connection_that_is_made_after_its_task_was_cancelled_is_closed(monkeypatch):
+    begun, cancelled = threading.Event(), threading.Event()
+    ours, theirs = socket.socketpair()
+
+    def connected(_address):
+        begun.set()
+        cancelled.wait(HANG_S)
+        return ours
+
+    class Address:
+        scheme, has_tls = "unix", False
+
+    monkeypatch.setattr(sockets, "_connected", connected)
+    with theirs, ours:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect, Address(), None)
+            await anyio.to_thread.run_sync(begun.wait, HANG_S)
+            tasks.cancel_scope.cancel()
+        cancelled.set()
+        with anyio.fail_after(HANG_S):
+            await anyio.wait_readable(theirs)
+        assert theirs.recv(1) == b""

@@ -230,7 +230,7 @@ class FaultProgram:
         deaths = self._status(tag).deaths
         with self.load.aimed(tag, ReplicaDied):
             # The death of one that was about to end is no death.
-            ready = self._controller.backends[tag].supervisor.ready()
+            ready = self._controller.backends[tag].supervisor.ready
             if not ready or not shoot(self._random.choice(ready).replica):
                 return
             await self._until(tag, lambda status: status.deaths > deaths)

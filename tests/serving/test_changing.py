@@ -339,7 +339,7 @@ async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() 
         )
         stage.replicas[0].die()
         await anyio.sleep(100)
-        assert (await controller.status()).backends["b"].state == "unavailable"
+        assert controller.status_now().backends["b"].state == "unavailable"
         await change(controller, user_config=3)
         assert await handle.call(0) == 3
         assert anyio.current_time() < 101
@@ -480,7 +480,7 @@ async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
     async with serving(Configured, num_replicas=2, user_config=1) as (controller, handle, stage):
         await settle()
         with (
-            mock.patch.object(controller._declarations, "put_backend", put_backend),
+            mock.patch.object(controller._journal, "put_backend", put_backend),
             pytest.raises(OSError, match="the disk is full"),
         ):
             await change(controller, user_config=2, **more)

@@ -68,7 +68,7 @@ class Killing:
             await anyio.sleep(0.001)
         while True:
             await anyio.sleep(self._random.uniform(0, 0.005))
-            ready = [kept.replica for kept in self._controller.backends["b"].supervisor.ready()]
+            ready = [kept.replica for kept in self._controller.backends["b"].supervisor.ready]
             alive = [replica for replica in ready if replica.tag not in self._killed]
             if alive and shoot(chosen := self._random.choice(alive)):
                 self._killed.add(chosen.tag)

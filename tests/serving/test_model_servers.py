@@ -281,6 +281,26 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         await until(lambda: caplog.records[-1].levelno == logging.ERROR)
 
 
+async def test_an_ingress_that_drains_gets_the_results_of_its_work(tmp_path):
+    at, one, results = f"unix:{tmp_path}/a", Model(), []
+
+    async def call(handle, item):
+        results.append(await handle.call(item))
+
+    async with (
+        model_server(at, one) as (server, _),
+        ingress(at) as (controller, handle),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(call, handle, "hold")
+        await one.holding.wait()
+        controller.drain()
+        tasks.start_soon(call, handle, "next")
+        await until(lambda: status_of(server).queued == 1)
+        one.released.set()
+        await until(lambda: results == ["hold", "next"])
+
+
 async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
     at = f"unix:{tmp_path}/a"
     with pytest.raises(ReplicaNotStarted, match="can't use the model server at unix:"):

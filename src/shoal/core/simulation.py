@@ -286,8 +286,7 @@ class SimulatedBatcher:
 
     def _load_time(self, replica: Member[int], model: str, now: float) -> float:
         """Returns how long a batch waits for its model, which it loads if need be."""
-        members = self._members
-        is_new = replica.use_model(model, members.most_models, members.wanted) is not None
+        is_new = self._members.use_model(replica, model) is not None
         used = replica.models[model]
         if is_new:
             self.loads += 1
@@ -300,10 +299,9 @@ class SimulatedBatcher:
         """Ends a batch, with results unless the handler has timed out or all callers have left."""
         run_s = now - self._since.pop(batch)
         replica = self._places.pop(batch)
-        self._members.end(replica, batch.size)
         _, model = home_and_model_of(batch)
-        if model is not None:
-            replica.models[model].batches -= 1
+        used = None if model is None else replica.models[model]
+        self._members.end(replica, batch.size, used)
         latency_s = self.latency_s
         for request in batch.members:
             if request.state is not RUNNING:

@@ -83,9 +83,6 @@ class Endpoint:
         # Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
         if tag is not None:
             return found("backend", tag, self.backends)
-        return self._chosen(shard_key)
-
-    def _chosen(self, shard_key: str | None) -> Backend | None:
         if self._gone is not None:
             raise own_copy(self._gone)
         if self.traffic is None:
@@ -142,7 +139,7 @@ class Endpoint:
 
     async def _hold(self, shard_key: str | None) -> Backend:
         async with self._turn:
-            while (backend := self._chosen(shard_key)) is None:
+            while (backend := self.backend_for(shard_key)) is None:
                 self._changed = anyio.Event()
                 await self._changed.wait()
             return backend

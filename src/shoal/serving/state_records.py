@@ -78,7 +78,7 @@ class DeclaredState:
     # Both in the order of creation.
     backends: Mapping[str, BackendRecord] = field(default_factory=dict[str, BackendRecord])
     endpoints: Mapping[str, EndpointRecord] = field(default_factory=dict[str, EndpointRecord])
-    # The kinds and names of what a program declares, and what was deleted.
+    # The kinds and names of a program's own declarations that were deleted.
     gone: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod

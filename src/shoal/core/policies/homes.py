@@ -85,7 +85,7 @@ class Homes(Preferences):
         return before != self._version
 
     def _held_until(self, preferred: Any, arrived_at: float, now: float) -> float:
-        # Infinity: until the load changes.
+        # Infinity: until the counts change.
         return math.inf if self._holds(preferred) else now
 
     def releases(self, asked: RequestOptions) -> bool:
@@ -100,13 +100,13 @@ class LoadedModels(Preferences):
     def __init__(self, models: Models, size: int, members: Members[Any]) -> None:
         super().__init__(size, members)
         self._max_wait_s = models.max_switch_wait_s
-        members.most_models = models.most
+        members.max_models = models.most
 
     def preferred(self, asked: RequestOptions) -> Any:
         return asked.model
 
     def have_changed(self) -> bool:
-        self._members.wanted = self._waiting
+        self._members.waiting = self._waiting
         return False
 
     def _held_until(self, preferred: Any, arrived_at: float, now: float) -> float:

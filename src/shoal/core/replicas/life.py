@@ -88,11 +88,11 @@ class LifeState(Enum):
     """Has ended, or was given up as unhealthy, without a request to stop."""
 
 
-Event: TypeAlias = Literal["start", "ready", "drain", "idle", "stop", "unhealthy", "ended"]
+Event: TypeAlias = Literal["start", "ready", "drain", "stop", "unhealthy", "ended"]
 """An event in the life of a replica.
 
-``start``, ``drain`` and ``stop`` are requests. The others are observed: ``ready``, ``idle`` (it has
-no more work), ``unhealthy`` (it is about to be killed) and ``ended``, however it did.
+``start``, ``drain`` and ``stop`` are requests; a drained replica is stopped when it is idle. The
+others are observed: ``ready``, ``unhealthy`` (it is about to be killed) and ``ended``, in any way.
 """
 
 _S: TypeAlias = LifeState
@@ -102,13 +102,11 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "start": _S.STARTING,
         "ended": _S.FAILED,  # its task was cancelled before the start
         "drain": _S.ENDED,
-        "stop": _S.ENDED,
     },
     _S.STARTING: {
         "ready": _S.READY,
         "ended": _S.FAILED,
         "drain": _S.STOPPING,  # it has no work to wait for
-        "stop": _S.STOPPING,
     },
     _S.READY: {
         "drain": _S.DRAINING,
@@ -117,13 +115,11 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "ended": _S.DIED,
     },
     _S.DRAINING: {
-        "idle": _S.STOPPING,
         "stop": _S.STOPPING,
         "unhealthy": _S.DIED,
         "ended": _S.DIED,
     },
     _S.STOPPING: {
-        "ready": _S.STOPPING,  # it became ready just as it was asked to stop
         "unhealthy": _S.STOPPING,
         "stop": _S.STOPPING,
         "ended": _S.ENDED,
@@ -133,7 +129,7 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     _S.DIED: {"ended": _S.DIED},  # the unhealthy replica has exited
 }
 
-_LEAVING = frozenset({_S.DRAINING, _S.STOPPING, _S.ENDED})
+_ASKED_TO_END = frozenset({_S.DRAINING, _S.STOPPING, _S.ENDED})
 _OVER = frozenset({_S.ENDED, _S.FAILED, _S.DIED})
 
 
@@ -150,13 +146,13 @@ class ReplicaLife:
         return after
 
     @property
-    def takes_work(self) -> bool:
+    def is_ready(self) -> bool:
         return self.state is LifeState.READY
 
     @property
-    def is_leaving(self) -> bool:
-        """Whether it was asked to end, so that its end is not a failure."""
-        return self.state in _LEAVING
+    def was_asked_to_end(self) -> bool:
+        """If so, its end is not a failure."""
+        return self.state in _ASKED_TO_END
 
     @property
     def is_over(self) -> bool:

@@ -7,9 +7,9 @@ the one with the highest number drawn from its name and the key. A new replica t
 the keys from each of the others, and the keys of one that has ended spread over the rest. All other
 keys keep their homes.
 
-A request waits for its home only while the loads stay balanced ("consistent hashing with bounded
-loads"). The load of a replica is the number of its requests, running and waiting. If the home has
-more than ``sticky_load_factor`` times the average, its requests go to the next replica with room.
+A request waits for its home only while the replicas stay balanced ("consistent hashing with bounded
+loads"): if the home has more requests, running and waiting, than ``sticky_load_factor`` times the
+average, its requests go to the next replica with room.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 ReplicaT = TypeVar("ReplicaT")
+
+_NONE_WAIT: Final[Mapping[str, int]] = {}
 
 
 class LoadedModel:
@@ -47,11 +49,11 @@ class LoadedModel:
 class Member(Generic[ReplicaT]):
     name: str
     replica: ReplicaT
-    slots: float  # the most batches at once; infinity for no limit
-    most: int | None = None  # the most requests at once, beside `slots`
+    max_batches: float  # at once; infinity for no limit
+    max_requests: int | None = None  # at once
     batches: int = 0
-    # Requests in its batches, used to compute its free capacity: an open batch counts as one.
-    ongoing: int = 0
+    # The requests that its batches began with: what they take of `max_requests`.
+    reserved: int = 0
     total: int = 0
     open: list[RequestBatch] = field(default_factory=list["RequestBatch"])
     # called when it gets no more work
@@ -64,46 +66,23 @@ class Member(Generic[ReplicaT]):
 
     @property
     def requests(self) -> int:
-        return self.ongoing - len(self.open) + sum([batch.active for batch in self.open])
+        return self.reserved - len(self.open) + sum([batch.active for batch in self.open])
 
     def room(self, size: int) -> float:
         """Returns how many more batches of a size fit; at least 1 if it is idle."""
-        slots = self.slots - self.batches
-        if self.most is not None:
-            slots = min(slots, (self.most - self.ongoing) // size)
-        return max(0 if self.batches else 1, slots)
+        room = self.max_batches - self.batches
+        if self.max_requests is not None:
+            room = min(room, (self.max_requests - self.reserved) // size)
+        return max(0 if self.batches else 1, room)
 
-    def use_model(self, model: str, most: int, wanted: Mapping[str, int]) -> list[str] | None:
-        """Counts a batch of a model; returns the models to unload for it, None if it is loaded."""
-        known = self.models.pop(model, None)
-        unloaded: list[str] = []
-        while known is None and len(self.models) >= most:
-            victim = self._victim(wanted) or self._victim({})
-            if victim is None:  # a batch that runs again may find all in use
-                break
-            unloaded.append(victim)
-            del self.models[victim]
-        used = self.models[model] = known or LoadedModel()  # most recently used: last
-        used.batches += 1
-        return unloaded if known is None else None
-
-    def model_rank(self, model: str, most: int, wanted: Mapping[str, int]) -> int:
-        """Returns how well the replica suits a model's batch; the lowest is the best."""
-        if model in self.models:
-            return LOADED
-        if len(self.models) < most:
-            return HAS_PLACE
-        if self._victim(wanted) is not None:
-            return UNLOADS_UNWANTED
-        return UNLOADS_WANTED if self._victim({}) is not None else ALL_IN_USE
-
-    def _victim(self, wanted: Mapping[str, int]) -> str | None:
-        """Returns the least recently used model that no batch uses, and that is not wanted."""
+    def victim(self, waiting: Mapping[str, int] = _NONE_WAIT) -> str | None:
+        """Returns the least recently used model that no batch uses, and no request waits for."""
         models = self.models.items()
-        return next((name for name, one in models if one.is_idle and not wanted.get(name)), None)
+        return next((name for name, one in models if one.is_idle and not waiting.get(name)), None)
 
 
-LOADED, HAS_PLACE, UNLOADS_UNWANTED, UNLOADS_WANTED, ALL_IN_USE = range(5)
+# How well a replica suits a model's batch; the lowest is the best.
+_LOADED, _HAS_PLACE, _UNLOADS_UNWANTED, _UNLOADS_WANTED, _ALL_IN_USE = range(5)
 
 
 class Members(Generic[ReplicaT]):
@@ -111,9 +90,10 @@ class Members(Generic[ReplicaT]):
         # The least recently used one comes first.
         self._all: dict[Member[ReplicaT], None] = {}
         self.version = 0  # changes whenever keys may have other homes
-        # How many models a replica may have loaded, and how many requests wait for each.
-        self.most_models = 1
-        self.wanted: Mapping[str, int] = {}
+        # Set by the policy: how many models a replica may have loaded, and the number of waiting
+        # requests by their model.
+        self.max_models = 1
+        self.waiting: Mapping[str, int] = _NONE_WAIT
 
     def __iter__(self) -> Iterator[Member[ReplicaT]]:
         return iter(self._all)
@@ -134,15 +114,31 @@ class Members(Generic[ReplicaT]):
 
     def begin(self, member: Member[ReplicaT], requests: int) -> None:
         member.batches += 1
-        member.ongoing += requests
+        member.reserved += requests
         member.total += 1
         if len(self._all) > 1 and member in self._all:
             del self._all[member]
             self._all[member] = None  # most recently used: last
 
-    def end(self, member: Member[ReplicaT], requests: int) -> None:
+    def end(self, member: Member[ReplicaT], requests: int, used: LoadedModel | None = None) -> None:
         member.batches -= 1
-        member.ongoing -= requests
+        member.reserved -= requests
+        if used is not None:
+            used.batches -= 1
+
+    def use_model(self, member: Member[ReplicaT], model: str) -> list[str] | None:
+        """Counts a batch of a model; returns the models to unload for it, None if it is loaded."""
+        known = member.models.pop(model, None)
+        unloaded: list[str] = []
+        while known is None and len(member.models) >= self.max_models:
+            victim = member.victim(self.waiting) or member.victim()
+            if victim is None:  # a batch that runs again may find all in use
+                break
+            unloaded.append(victim)
+            del member.models[victim]
+        used = member.models[model] = known or LoadedModel()  # most recently used: last
+        used.batches += 1
+        return unloaded if known is None else None
 
     def room(self, size: int) -> float:
         room: float = 0
@@ -177,18 +173,24 @@ class Members(Generic[ReplicaT]):
     ) -> float:
         """Returns until when a due batch waits for its model; infinity: until a batch has ended."""
         ranks = [self._model_rank(one, model) for one in self._all if one.room(size)]
-        best = min(ranks, default=LOADED)
-        if best == LOADED:
+        best = min(ranks, default=_LOADED)
+        if best == _LOADED:
             return now
-        if best == ALL_IN_USE:
+        if best == _ALL_IN_USE:
             return math.inf
         until = arrived_at + max_wait_s
-        if best == UNLOADS_WANTED or any(model in member.models for member in self._all):
+        if best == _UNLOADS_WANTED or any(model in member.models for member in self._all):
             return max(now, until)
         return now
 
     def _model_rank(self, member: Member[ReplicaT], model: str) -> int:
-        return member.model_rank(model, self.most_models, self.wanted)
+        if model in member.models:
+            return _LOADED
+        if len(member.models) < self.max_models:
+            return _HAS_PLACE
+        if member.victim(self.waiting) is not None:
+            return _UNLOADS_UNWANTED
+        return _UNLOADS_WANTED if member.victim() is not None else _ALL_IN_USE
 
     def home(self, key: str) -> Member[ReplicaT] | None:
         """Returns the replica that a shard key prefers; None if there is no replica."""
@@ -201,9 +203,9 @@ class Members(Generic[ReplicaT]):
         """Returns whether a batch that is due waits for its home, though another has room."""
         if home not in self._all or home.room(size):
             return False
-        total = sum([member.ongoing for member in self._all]) + all_waiting
+        total = sum([member.reserved for member in self._all]) + all_waiting
         most = load_factor * total / len(self._all)
-        if home.ongoing + waiting - 1 >= most:  # it is above the bound, rounded up
+        if home.reserved + waiting - 1 >= most:  # it is above the bound, rounded up
             return False
         return any(member.room(size) for member in self._all)
 
@@ -217,5 +219,5 @@ NO_MEMBERS: Final[Members[Any]] = Members()
 
 def home_and_model_of(batch: Batch) -> tuple[Member[Any] | None, str | None]:
     asked = batch.members[0].options
-    # Each is set only with its option, `sticky_load_factor` or `models`.
+    # It may be None. Its slots are set only with their options, `sticky_load_factor` or `models`.
     return getattr(asked, "home", None), getattr(asked, "model", None)

@@ -131,7 +131,7 @@ class Pages:
         if controller is not None:
             for tag, backend in controller.backends.items():
                 supervisor = backend.supervisor
-                if not supervisor.wanted or supervisor.ready():
+                if not supervisor.wanted or supervisor.ready:
                     continue  # its last failure may be an old one
                 failure = supervisor.failures.last
                 if isinstance(failure, ReplicaNotStarted) and failure.needs_restart:

@@ -111,7 +111,7 @@ class EndpointRoute(Route):
         if batcher.converters is not None:
             await self._handle_converted(call, exchange, batcher.converters, body)
             return
-        codec = batcher.made_by(self._make_codec)
+        codec = batcher.codec_of(self._make_codec)
         if early is not None:
             item = early[1]
         else:
@@ -132,7 +132,7 @@ class EndpointRoute(Route):
 
     def _takes(self, batcher: MethodBatcher, decoder: int) -> bool:
         """Returns whether a decoder of a front end makes the items of a batcher."""
-        return batcher.converters is None and batcher.made_by(self._make_codec).decoder == decoder
+        return batcher.converters is None and batcher.codec_of(self._make_codec).decoder == decoder
 
     async def _handle_converted(
         self,
@@ -146,10 +146,10 @@ class EndpointRoute(Route):
         batcher = call.batcher
         try:
             if decode is None:
-                codec = batcher.made_by(self._make_codec)
+                codec = batcher.codec_of(self._make_codec)
                 item = codec.item(exchange, body)
             else:
-                codec = batcher.made_of_results(self._make_codec)
+                codec = batcher.codec_of_results(self._make_codec)
                 item = await _call_decode(decode, request, call)
                 _check_count(item, len(batcher.batcher.signature.parameters))
             if call.streams:

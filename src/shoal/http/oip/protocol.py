@@ -60,7 +60,7 @@ class TensorModel:
 def model_of(batcher: MethodBatcher) -> TensorModel:
     """Raises `Refused` if tensors don't suit the batcher's code."""
     try:
-        return batcher.made_by(TensorModel)
+        return batcher.codec_of(TensorModel)
     except TypeError as error:
         detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
         raise not_fitting(detail) from None

@@ -73,7 +73,7 @@ class OpenAIModel:
     def maker(self, batcher: MethodBatcher, make: type[Maker]) -> Maker:
         """Raises `Refused` if the batcher's handler takes other items."""
         try:
-            return batcher.made_by(make)
+            return batcher.codec_of(make)
         except TypeError:
             raise unknown(self.name, "serves no such requests") from None
 
@@ -111,7 +111,7 @@ class OpenAIModel:
         if (known := self.endpoint.known()) is None:
             return None
         try:
-            return known[1].made_by(make)
+            return known[1].codec_of(make)
         except TypeError:
             return None
 

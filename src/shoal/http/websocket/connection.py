@@ -201,7 +201,7 @@ class SocketConnection:
                 call = await self._calls.call_for(request, self._headers_of(new))
                 if call.batcher.decodes:
                     raise Refused(_ONLY_HTTP)
-                item = self._item_of(call.batcher.made_by(JsonCodec), request, new)
+                item = self._item_of(call.batcher.codec_of(JsonCodec), request, new)
                 if call.streams:
                     await self._relay(request, call.stream(item))
                     self._end(request, b"end", b"true")

@@ -113,6 +113,9 @@ class RemoteReplica(ConversingReplica):
             f"replica {self.tag} lost the model server at {self._address}: {why}", replica=self.tag
         )
 
+    def drain(self) -> None:
+        """Does nothing: the backend of the model server does not shut down."""
+
     def _death(self) -> ReplicaDied | None:
         if self._to_end.is_set() and not self._is_stopped:
             return self.death()

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -38,9 +37,18 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
         OSError: It can't be reached, or took too long.
     """
     sock: Any = None
+    made: list[socket.socket] = []
+    is_abandoned = False
+
+    def connected() -> socket.socket:
+        made.append(_connected(address))
+        if is_abandoned:
+            made[0].close()
+        return made[0]
+
     try:
         with anyio.fail_after(HANDSHAKE_S):
-            sock = await in_thread(partial(_connected, address), abandon_on_cancel=True)
+            sock = await in_thread(connected, abandon_on_cancel=True)
             sock.setblocking(False)
             prepare(sock)
             if token is None:
@@ -54,8 +62,10 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
                 fingerprint = sock.peer_fingerprint()
             await greet_model_server(sock, token, fingerprint)
     except BaseException as error:
-        if sock is not None:
-            sock.close()
+        is_abandoned = True
+        for one in [*made, sock]:
+            if one is not None:
+                one.close()
         if isinstance(error, TimeoutError) and error.errno is None:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer within {HANDSHAKE_S:g} s") from None
         raise

@@ -119,7 +119,7 @@ class Backend:
         self.tag = tag
         self.definition = definition
         self.config = config
-        self.changing = anyio.Lock()  # held while the config changes
+        self.change_lock = anyio.Lock()  # held while the config changes
         self.method_batchers: dict[str, MethodBatcher] = {}
         self.is_closing = False
         self.on_closing: set[Callable[[], object]] = set()  # called when it begins to close
@@ -131,8 +131,7 @@ class Backend:
         self._logged_oddity: str | None = None
         self._scaling = Scaling(self)
         self._ended = anyio.Event()
-        self._closing = anyio.Event()
-        self._draining = anyio.CancelScope()
+        self._drain_scope = anyio.CancelScope()
         self.gone = anyio.Event()  # set when it was deleted, and its tag is free again
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
@@ -149,18 +148,17 @@ class Backend:
                 self.membership = Membership(self.tag, self.pool, self.supervisor, self.start_task)
                 if self.config.is_remote:
                     await self.membership.begin(self.config)
-                self.supervisor.begin()
+                self.supervisor.reconcile()
                 self._scaling.configure(self.config.autoscaling)
                 task_status.started()
-                await self._closing.wait()
-                tasks.cancel_scope.cancel()
+                await anyio.sleep_forever()  # until `close` cancels it
         finally:
             self.supervisor.note_over()
             self._ended.set()
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Waits until a replica is ready and calls are accepted."""
-        await self.supervisor.first_ready()
+        await self.supervisor.wait_first_ready()
         await self.method_batcher(CALL)
         self.log_oddity()
 
@@ -173,10 +171,6 @@ class Backend:
         self.config = config
         self.forget_results()
         self.supervisor.adopt(config)
-        if (description := self.supervisor.description) is not None:
-            code = description.method(CALL)
-            slots = config.slots(code.batched, gathers=code.gathers)
-            self.pool.resize(slots, config.max_ongoing_requests)
         self._scaling.configure(config.autoscaling)
         self.membership.configure(config)
         self.log_oddity()
@@ -205,18 +199,18 @@ class Backend:
         """Stops batches from waiting to fill, and notifies the code that the backend will end."""
         for method_batcher in self.method_batchers.values():
             method_batcher.batcher.drain()
-        self.supervisor.drain()
+        self.supervisor.notify_draining()
 
     async def close(self, *, at_once: bool = False) -> None:
         # Cancellation ends the backend at once, and does not wait until it has ended.
         self.is_closing = True
         for notify in tuple(self.on_closing):
             notify()
-        self.supervisor.drain()
+        self.supervisor.notify_draining()
         self._scaling.configure(None)
         self.membership.end()
         try:
-            with self._draining:
+            with self._drain_scope:
                 async with self._opening:
                     pass  # a batcher that was being opened is in the dict now
                 async with anyio.create_task_group() as tasks:
@@ -224,18 +218,18 @@ class Backend:
                         tasks.start_soon(partial(method_batcher.close, at_once=at_once))
                 await self.supervisor.end(at_once=at_once)
         finally:
-            self._closing.set()
+            self._tasks.cancel_scope.cancel()
         await self._ended.wait()
 
     def end_at_once(self) -> None:
         """Lets `close` stop waiting for queued requests."""
-        self._draining.cancel()
+        self._drain_scope.cancel()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         self._tasks.start_soon(function, *args)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
-        described = (await self.supervisor.described()).method(method)
+        described = (await self.supervisor.wait_description()).method(method)
         async with self._opening:
             if (method_batcher := self.method_batchers.get(method)) is not None:
                 return method_batcher
@@ -248,8 +242,8 @@ class Backend:
                 handler = closed_handler(self.tag, described, self.pool, retries, self.models)
             else:
                 if self.config.fill == "continuous":
-                    self._check_continuous(await self.supervisor.described())
-                managed = await self.supervisor.any_ready()
+                    self._check_continuous(await self.supervisor.wait_description())
+                managed = await self.supervisor.wait_any_ready()
                 binding = managed.replica.open_binding(method)
                 fill, streams = self.config.fill, self.config.streams
                 handler = open_handler(self.pool, method, fill, streams, binding)
@@ -368,10 +362,10 @@ class Backend:
         supervisor = self.supervisor
         if not supervisor.wanted:
             return "ready"  # a request starts a replica
-        if not supervisor.ready():
+        if not supervisor.ready:
             failures = supervisor.failures
             return "unavailable" if failures.deaths or failures.restarts else "starting"
-        return "degraded" if len(supervisor.ready()) < supervisor.wanted else "ready"
+        return "degraded" if len(supervisor.ready) < supervisor.wanted else "ready"
 
     def status(self) -> BackendStatus:
         supervisor = self.supervisor

@@ -61,8 +61,10 @@ class ManagedReplica:
         self.made_with = config  # the config that it was started with
         self.config = config
         self.version = version  # differs from the backend's if it is to be replaced
-        # No replica is started in the place of one that is to end.
-        self.is_worn_out = self.is_to_end = False
+        # Another one starts in its place; it works until that one is ready.
+        self.is_being_replaced = False
+        # None starts in its place. `life` does not show this once it has died.
+        self.is_to_end = False
         self.life = ReplicaLife()
         self.member: PoolMember | None = None  # None until it is ready
         self.failure: Exception | None = None  # None if it was asked to end
@@ -131,7 +133,7 @@ class ManagedReplica:
         failures = 0
         while True:
             await anyio.sleep(self.config.health_check_period_s)
-            if not self.life.takes_work:
+            if not self.life.is_ready:
                 return
             trouble = await self.trouble()
             if self.replica.is_leaving:
@@ -182,7 +184,7 @@ class ManagedReplica:
             self.life.on("stop")
             self.kill("its backend was deleted by force")
 
-    async def drain(self, grace_s: float) -> None:
+    async def stop_when_idle(self, grace_s: float) -> None:
         """Ends it after its batches; those that run after `grace_s` fail."""
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
@@ -274,7 +276,7 @@ class ReplicaFailures:
         """Whether starts failed so often that callers should not wait for one."""
         return self._restarts.is_open
 
-    def starting(self) -> float:
+    def record_start(self) -> float:
         self.starts += 1
         return max(0.0, self._restarts.next_at - anyio.current_time())
 
@@ -283,16 +285,16 @@ class ReplicaFailures:
         self._restarts.forget()
         self.last = last
 
-    def ready(self, took_s: float | None) -> None:
+    def record_ready(self, took_s: float | None) -> None:
         if took_s is not None:
             self.start_s.gather((took_s,))
         self._restarts.started(anyio.current_time())
         self.last = None
 
-    def failed(self, managed: ManagedReplica, failure: Exception, *, is_replaced: bool) -> None:
+    def record_failure(self, managed: ManagedReplica, *, is_replaced: bool) -> None:
         """`is_replaced`: whether another replica starts in its place, or already has."""
         if is_replaced or managed.ready_at is None:
-            self.last = failure
+            self.last = managed.failure
         now = anyio.current_time()
         is_remote = bool(managed.replica.blueprint.address)
         self._restarts.longest_s = _RECONNECT_S if is_remote else LONGEST_S

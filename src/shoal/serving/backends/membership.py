@@ -166,7 +166,7 @@ class Membership:
         taken = [
             managed.replica.blueprint.address
             for managed in self._supervisor.managed
-            if not managed.life.is_leaving and not managed.life.is_over
+            if not managed.life.was_asked_to_end and not managed.life.is_over
         ]
         return min(self._addresses, key=taken.count)
 
@@ -180,7 +180,7 @@ class Membership:
                 if not at_once:
                     await anyio.sleep(LOOKUP_S)
                 at_once = False
-                there = self._supervisor.ready()
+                there = self._supervisor.ready
                 ready = {managed.replica.blueprint.address for managed in there}
                 addresses = await lookup.addresses(ready)
                 # Those that are there stay while nothing is found: a file may be being written.

@@ -29,6 +29,7 @@ from shoal.batching.options import checked_options, refuse_change
 from shoal.batching.running.run import RunsAgain
 from shoal.core.replicas.members import LoadedModel, home_and_model_of
 from shoal.errors import ReplicaDied
+from shoal.serving.backends.models import wait_loaded
 from shoal.serving.backends.pool import Pool, PoolCapacity, PoolMember
 
 if TYPE_CHECKING:
@@ -73,24 +74,25 @@ class MethodBatcher:
         self.entry: Entry | None = None  # from when it is open
         # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
-        self._made: dict[Any, Any] = {}
+        self._codecs: dict[Any, Any] = {}
+        self._codecs_of_results: dict[Any, Any] = {}
 
-    def made_by(self, make: Callable[[Signature], T]) -> T:
+    def codec_of(self, make: Callable[[Signature], T]) -> T:
         """Returns what `make` returns for the signature of a call, cached by `make`."""
         if self.decodes:
             raise TypeError("its items are made by its decode function, from HTTP requests")
-        made: T | None = self._made.get(make)
-        if made is None:
-            made = self._made[make] = make(self.batcher.signature)
-        return made
+        codec: T | None = self._codecs.get(make)
+        if codec is None:
+            codec = self._codecs[make] = make(self.batcher.signature)
+        return codec
 
-    def made_of_results(self, make: Callable[[Signature], T]) -> T:
+    def codec_of_results(self, make: Callable[[Signature], T]) -> T:
         """Returns the same for the signature without parameters, which says what results are."""
-        made: T | None = self._made.get((make,))
-        if made is None:
+        codec: T | None = self._codecs_of_results.get(make)
+        if codec is None:
             signature = self.batcher.signature.replace(parameters=())
-            made = self._made[make,] = make(signature)
-        return made
+            codec = self._codecs_of_results[make] = make(signature)
+        return codec
 
     def convert_with(self, converters: Converters | None) -> None:
         self.converters = converters
@@ -168,7 +170,8 @@ def closed_handler(
         used: LoadedModel | None = None
         try:
             if model is not None:
-                used = await models.loaded(member, model)
+                used = models.use(member, model)
+                await wait_loaded(used)
             results = await member.replica.run(method.name, items)
             if not member.replica.takes_work and issubclass(type(results), list):
                 mark_deaths(member, results, size)
@@ -178,9 +181,7 @@ def closed_handler(
                 raise RunsAgain(death, retries()) from None
             raise
         finally:
-            if used is not None:
-                used.batches -= 1
-            pool.end(member, size)
+            pool.end(member, size, used)
 
     async def steps(items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
@@ -191,7 +192,8 @@ def closed_handler(
         used: LoadedModel | None = None
         try:
             if model is not None:
-                used = await models.loaded(member, model)
+                used = models.use(member, model)
+                await wait_loaded(used)
             async with aclosing(member.replica.run_stream(method.name, items)) as steps:
                 async for step in steps:
                     yield step
@@ -200,9 +202,7 @@ def closed_handler(
                 raise RunsAgain(death, retries()) from None
             raise
         finally:
-            if used is not None:
-                used.batches -= 1
-            pool.end(member, size)
+            pool.end(member, size, used)
 
     def mark_deaths(member: PoolMember, results: list[Any], size: int) -> None:
         # A model server that has ended may have served some of its calls. The others run again.

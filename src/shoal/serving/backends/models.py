@@ -57,25 +57,14 @@ class ModelLoader:
         # The unloads to come and under way; a model is loaded again only after them.
         self._unloading: dict[tuple[PoolMember, str], anyio.Event] = {}
 
-    async def loaded(self, member: PoolMember, model: str) -> LoadedModel:
-        """Waits until a model is loaded; the caller calls `release`, however this ends."""
-        # The model is taken into use before the first wait.
-        members = self._pool.members
-        victims = member.use_model(model, members.most_models, members.wanted)
+    def use(self, member: PoolMember, model: str) -> LoadedModel:
+        """Begins to load a model if it is not loaded; it stays until `Pool.end` gets the result."""
+        victims = self._pool.members.use_model(member, model)
         used = member.models[model]
         if victims is not None:
             used.flight = _Flight()
             self._unloading |= {(member, victim): anyio.Event() for victim in victims}
             self._start_task(self._load, member, model, used, victims)
-        flight: _Flight | None = used.flight
-        try:
-            if flight is not None:
-                await flight.ended.wait()
-                if flight.error is not None:
-                    raise own_copy(flight.error)
-        except BaseException:
-            used.batches -= 1
-            raise
         return used
 
     async def _load(
@@ -129,6 +118,14 @@ class ModelLoader:
             if goes_on(error, parking_of_this_loop()):
                 raise
             logger.warning("%s: unload_model(%r) raised", member.name, model, exc_info=error)
+
+
+async def wait_loaded(used: LoadedModel) -> None:
+    flight: _Flight | None = used.flight
+    if flight is not None:
+        await flight.ended.wait()
+        if flight.error is not None:
+            raise own_copy(flight.error)
 
 
 def model_states(member: PoolMember) -> dict[str, ModelState]:

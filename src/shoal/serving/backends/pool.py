@@ -21,6 +21,7 @@ from shoal.errors import BackendUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shoal.core.replicas.members import LoadedModel
     from shoal.replicas.contract import Replica
 
 
@@ -48,8 +49,10 @@ class Pool:
         self.failure: BaseException | None = None
         self.on_batch: Callable[[PoolMember], None] | None = None  # called after each batch
 
-    def add(self, replica: Replica, slots: float, most: int | None = None) -> PoolMember:
-        member = Member(replica.tag, replica, slots, most)
+    def add(
+        self, replica: Replica, max_batches: float, max_requests: int | None = None
+    ) -> PoolMember:
+        member = Member(replica.tag, replica, max_batches, max_requests)
         self.members.add(member)
         self.failure = None
         self.changed()
@@ -62,9 +65,9 @@ class Pool:
                 notify()
             self.changed()
 
-    def resize(self, slots: float, most: int | None) -> None:
+    def resize(self, max_batches: float, max_requests: int | None) -> None:
         for member in self.members:
-            member.slots, member.most = slots, most
+            member.max_batches, member.max_requests = max_batches, max_requests
         self.changed()
 
     def fail(self, failure: BaseException | None) -> None:
@@ -104,8 +107,8 @@ class Pool:
         self._running += 1
         self.changed()
 
-    def end(self, member: PoolMember, requests: int) -> None:
-        self.members.end(member, requests)
+    def end(self, member: PoolMember, requests: int, used: LoadedModel | None = None) -> None:
+        self.members.end(member, requests, used)
         self._running -= 1
         if not member.batches and member.idle is not None:
             member.idle.set()

@@ -85,14 +85,11 @@ class Supervisor:
         self._return_by: dict[str, float] = {}
         self._lost: Exception | None = None
 
-    def begin(self) -> None:
-        self._reconcile()
-
     def scale(self, wanted: int) -> None:
         if wanted != self.wanted and not self._is_ending:
             logger.info("%s: from %d replicas to %d", self._name, self.wanted, wanted)
             self.wanted = wanted
-            self._reconcile()
+            self.reconcile()
 
     def follow(self, addresses: Collection[str], *, is_news: bool = True) -> None:
         if self._is_ending:
@@ -109,13 +106,13 @@ class Supervisor:
             if address in addresses or (self._before_change and not address):
                 continue  # those of another placement end with the change
             managed.is_to_end = True
-            if not (managed.life.is_leaving or managed.life.is_over):
-                self._drain(managed)
+            if not (managed.life.was_asked_to_end or managed.life.is_over):
+                self._retire(managed)
         self.wanted = len(addresses)
-        self._reconcile()
+        self.reconcile()
 
     @contextmanager
-    def changing(self) -> Generator[None]:
+    def keeping_ready(self) -> Generator[None]:
         """Keeps the ready replicas while the block runs, and only these if it fails."""
         config, version, wanted = self.config, self._version, self.wanted
         failure = self.failures.last
@@ -127,7 +124,7 @@ class Supervisor:
             if managed.life.state is LifeState.NEW:
                 managed.version = _STALE  # it waits for a restart delay; a new one need not
         try:
-            self._reconcile()
+            self.reconcile()
             yield
         except BaseException:
             # As many model servers are wanted as were found last.
@@ -137,7 +134,7 @@ class Supervisor:
             if not (self._is_ending or is_followed):
                 self.wanted = wanted
             for managed, its_version, its_config in were:
-                if managed.life.takes_work:  # the change may have set these
+                if managed.life.is_ready:  # the change may have set these
                     managed.version, managed.config = its_version, its_config
             for managed in self.managed:
                 if managed not in there and managed.made_with is not config:
@@ -145,43 +142,45 @@ class Supervisor:
             raise
         finally:
             self._before_change = None
-            self._reconcile()
+            self.reconcile()
 
     def replace(self, config: BackendConfig, wanted: int) -> None:
         self.config, self.wanted = config, wanted
         self._version = next(self._versions)
-        self._reconcile()
+        self.reconcile()
 
     def adopt(self, config: BackendConfig) -> None:
         self.config = config
         for managed in self.managed:  # also those that are starting with another user config
             if not same_user_config(managed.config, config):
                 managed.version = _STALE
-            if managed.life.takes_work:
+            if managed.life.is_ready:
                 managed.config = config
-        self._reconcile()
+        if self.description is not None:
+            self._pool.resize(*self._limits(self.description))
+        self.reconcile()
 
-    def drain(self) -> None:
+    def notify_draining(self) -> None:
         """Notifies the code of all replicas, present and future, that the backend will end."""
         self._is_draining = True
         for managed in self.managed:
             if managed.member is not None:
                 managed.notify_draining()
 
-    def _batch_ended(self, member: PoolMember) -> None:
+    def _on_batch_ended(self, member: PoolMember) -> None:
         managed = next((k for k in self.managed if k.member is member), None)
-        if managed is None or managed.is_worn_out:
+        if managed is None or managed.is_being_replaced:
             return
         if (reason := worn_out(member, self.config)) is not None:
             self._replace_one(managed, f"it {reason}")
 
     def _replace_one(self, managed: ManagedReplica, reason: str) -> None:
         """Starts a replica in the place of a ready one, which works until that one is ready."""
-        if managed.is_worn_out or not managed.life.takes_work:
+        if managed.is_being_replaced or not managed.life.is_ready:
             return
         logger.info("%s: is replaced, since %s", managed.replica.tag, reason)
-        managed.is_worn_out = True
-        self._reconcile()
+        managed.is_being_replaced = True
+        self.reconcile()
 
     async def end(self, *, at_once: bool) -> None:
         self.wanted = 0
@@ -191,12 +190,13 @@ class Supervisor:
             for managed in self.managed:
                 managed.end_at_once()
                 self._tasks.start_soon(managed.give_up)
-        self._reconcile()
+        self.reconcile()
         while self.managed:
             await self._change.wait()
 
+    @property
     def ready(self) -> list[ManagedReplica]:
-        return [managed for managed in self.managed if managed.life.takes_work]
+        return [managed for managed in self.managed if managed.life.is_ready]
 
     async def settle(self) -> None:
         """Waits, during a change, for the wanted number of replicas of this version."""
@@ -207,7 +207,7 @@ class Supervisor:
         if self._lost is not None:
             raise self.failures.not_started(self._lost)
 
-    async def wait_drained(self) -> None:
+    async def wait_retired(self) -> None:
         """Waits until unwanted replicas have ended, or the backend is closing."""
         while self._has_others() and not (self._is_ending or self._is_over):
             await self._change.wait()
@@ -215,14 +215,14 @@ class Supervisor:
     async def wait_restored(self, count: int) -> None:
         """Waits, after a failed change, for the `count` replicas from before it."""
         # A dead replica's replacement is waited for only while starts succeed.
-        while (len(self.ready()) < min(count, self.wanted) and not self.failures.is_open) or any(
+        while (len(self.ready) < min(count, self.wanted) and not self.failures.is_open) or any(
             managed.version != self._version for managed in self.managed
         ):
             self._check_goes_on()
             await self._change.wait()
 
-    async def first_ready(self) -> Description:
-        """Raises `ReplicaNotStarted` if none of the first replicas could be started."""
+    async def wait_first_ready(self) -> None:
+        """Raises `ReplicaNotStarted`, and keeps it out of the log, if no replica starts."""
         while self.description is None:
             self._check_goes_on()
             if self._none_started():
@@ -233,17 +233,16 @@ class Supervisor:
                 self._pool.check_available()  # there is no model server
             with anyio.CancelScope(deadline=self.waits_until if is_waiting else math.inf):
                 await self._change.wait()
-        return self.description
 
-    async def described(self) -> Description:
+    async def wait_description(self) -> Description:
         """Raises `BackendUnavailable` if none was ready, and none can be started."""
         while self.description is None:
             await self._may_wait()
         return self.description
 
-    async def any_ready(self) -> ManagedReplica:
+    async def wait_any_ready(self) -> ManagedReplica:
         """Raises `BackendUnavailable` if no replica is ready, and none can be started."""
-        while not (ready := self.ready()):
+        while not (ready := self.ready):
             await self._may_wait()
         return ready[0]
 
@@ -251,12 +250,13 @@ class Supervisor:
         self._is_over = True
         self._wake()
 
-    def _reconcile(self) -> None:
+    def reconcile(self) -> None:
+        """Starts missing replicas, and retires unwanted ones."""
         if self._is_over:
             return  # a replica started now would be cancelled, and that would start another one
-        self._pool.on_batch = self._batch_ended if may_wear_out(self.config) else None
+        self._pool.on_batch = self._on_batch_ended if may_wear_out(self.config) else None
         seen = [
-            Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
+            Seen(i, _STALE if k.is_being_replaced else k.version, k.life.state, k.ongoing)
             for i, k in enumerate(self.managed)
         ]
         keeps_ready = self._before_change is not None and not self._is_ending
@@ -266,7 +266,7 @@ class Supervisor:
         for _ in range(decision.start):
             self._start()
         for managed in to_drain:
-            self._drain(managed)
+            self._retire(managed)
 
     def _start(self) -> None:
         # A replica of an older version may still have the number that this one gets.
@@ -277,7 +277,7 @@ class Supervisor:
         managed.replica.on_leaving = partial(self._replace_one, managed)
         self._number += 1
         self.managed.append(managed)
-        delay_s = self.failures.starting()
+        delay_s = self.failures.record_start()
         self._tasks.start_soon(
             self._manage, managed, delay_s, name=f"shoal replica {managed.replica.tag}"
         )
@@ -289,7 +289,7 @@ class Supervisor:
         except Exception as error:  # the placement could not make the replica
             return NotMade(Identity(self._name, tag), number, error)
 
-    def _drain(self, managed: ManagedReplica) -> None:
+    def _retire(self, managed: ManagedReplica) -> None:
         managed.life.on("drain")
         managed.is_to_end = True
         if managed.member is None:
@@ -299,65 +299,62 @@ class Supervisor:
         grace_s = managed.config.batching.get(
             "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
         )
-        self._tasks.start_soon(managed.drain, grace_s, name=f"shoal drain {managed.replica.tag}")
+        name = f"shoal drain {managed.replica.tag}"
+        self._tasks.start_soon(managed.stop_when_idle, grace_s, name=name)
 
     async def _manage(self, managed: ManagedReplica, delay_s: float) -> None:
         self._enter()
         try:
             async with anyio.create_task_group() as tasks:
-                await managed.run(delay_s, partial(self._has_started, tasks))
+                await managed.run(delay_s, partial(self._on_started, tasks))
         except BaseException:  # this task is being cancelled, and so are all of them
             self._is_over = True
             raise
         finally:
-            self._has_ended(managed)
+            self._on_ended(managed)
 
-    def _has_started(
+    def _on_started(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
         if description.checks_health:
             tasks.start_soon(managed.checks.run, self._admit_healthy, tasks, managed, description)
         else:
-            self._is_ready(tasks, managed, description)
+            self._on_ready(tasks, managed, description)
 
     async def _admit_healthy(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
         if await managed.passes_first_check():
-            self._is_ready(tasks, managed, description)
+            self._on_ready(tasks, managed, description)
 
-    def _is_ready(
+    def _on_ready(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
         if self.config.is_remote and not _alike(self.description or description, description):
             managed.kill("it has other methods than before; restart this server as well")
             return
         managed.ready_at = now = anyio.current_time()
-        self.failures.ready(None if managed.began_at is None else now - managed.began_at)
+        self.failures.record_ready(None if managed.began_at is None else now - managed.began_at)
         self._logged.pop(managed.replica.blueprint.address, None)
         self._return_by.pop(managed.replica.blueprint.address, None)
-        if not managed.life.is_leaving:
+        if not managed.life.was_asked_to_end:
             managed.life.on("ready")
             self.description = self.description or description
-            code = description.methods["__call__"]
-            slots = self.config.slots(code.batched, gathers=code.gathers)
             managed.config = self.config
-            managed.member = self._pool.add(
-                managed.replica, slots, self.config.max_ongoing_requests
-            )
+            managed.member = self._pool.add(managed.replica, *self._limits(description))
             if self._is_draining:
                 managed.notify_draining()
-            tasks.start_soon(managed.checks.run, managed.watch_health, self._is_unhealthy)
-        self._reconcile()
+            tasks.start_soon(managed.checks.run, managed.watch_health, self._on_unhealthy)
+        self.reconcile()
         self._wake()
 
-    def _is_unhealthy(self, managed: ManagedReplica) -> None:
+    def _on_unhealthy(self, managed: ManagedReplica) -> None:
         assert managed.member is not None
         self._pool.withdraw(managed.member)
-        self._reconcile()
+        self.reconcile()
         self._wake()
 
-    def _has_ended(self, managed: ManagedReplica) -> None:
+    def _on_ended(self, managed: ManagedReplica) -> None:
         self.managed.remove(managed)
         managed.replica.on_leaving = None  # a reference cycle, which only a collection would free
         self._devices.release(managed.replica.tag)
@@ -365,14 +362,14 @@ class Supervisor:
             self._pool.withdraw(managed.member)
         if managed.failure is not None and not self._is_over:  # when over, all are cancelled
             is_replaced = self.wanted > 0 and not managed.is_to_end
-            self.failures.failed(managed, managed.failure, is_replaced=is_replaced)
-            if not (self._is_first_awaited and self._none_started()):  # `first_ready` raises it
+            self.failures.record_failure(managed, is_replaced=is_replaced)
+            if not (self._is_first_awaited and self._none_started()):  # it is raised then
                 self._log(managed)
             if self._before_change is not None and managed not in self._before_change:
                 self._lost = self._lost or managed.failure
-            if self.failures.is_open and not self.ready():
+            if self.failures.is_open and not self.ready:
                 self._pool.fail(managed.failure)
-        self._reconcile()
+        self.reconcile()
         self._wake()
 
     def _log(self, managed: ManagedReplica) -> None:
@@ -391,6 +388,11 @@ class Supervisor:
         self._logged[address] = level, why
         logger.log(level, "%s: %s", managed.replica.tag, managed.failure)
 
+    def _limits(self, description: Description) -> tuple[float, int | None]:
+        code = description.methods["__call__"]
+        slots = self.config.slots(code.batched, gathers=code.gathers)
+        return slots, self.config.max_ongoing_requests
+
     def _none_started(self) -> bool:
         if anyio.current_time() < self.waits_until:
             return False
@@ -407,7 +409,7 @@ class Supervisor:
             raise BatcherClosed(f"the backend {self._name} is closed")
 
     def _is_complete(self) -> bool:
-        return sum(managed.version == self._version for managed in self.ready()) >= self.wanted
+        return sum(managed.version == self._version for managed in self.ready) >= self.wanted
 
     def _has_others(self) -> bool:
         # Worn-out replicas do not count: in a busy backend some may always be draining.
@@ -415,7 +417,7 @@ class Supervisor:
             not managed.life.is_over
             and (
                 managed.version != self._version
-                or (managed.life.is_leaving and not managed.is_worn_out)
+                or (managed.life.was_asked_to_end and not managed.is_being_replaced)
             )
             for managed in self.managed
         )

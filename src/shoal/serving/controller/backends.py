@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
@@ -26,7 +26,7 @@ from shoal.serving.backend_config import BackendConfig, same_user_config
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskStatus
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.devices import Devices
 
-
-Turn: TypeAlias = "Callable[[], Awaitable[object]]"
-"""Called when a backend is ready; its result is awaited before the backend gets traffic."""
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -104,12 +101,12 @@ class Backends:
         self.by_tag[backend.tag] = backend
 
     @asynccontextmanager
-    async def changing(self, tag: str) -> AsyncGenerator[Backend]:
+    async def locked(self, tag: str) -> AsyncGenerator[Backend]:
         """Holds the lock for changing a backend during a block."""
         self._lifetime.check_open()
         backend = self.find(tag)
         try:
-            async with backend.changing:
+            async with backend.change_lock:
                 self._lifetime.check_open()
                 if self.find(tag) is not backend:
                     raise NoSuchName(f"the backend {tag!r} was deleted and created again meanwhile")
@@ -151,9 +148,9 @@ class Backends:
 
     async def _ready(self, backend: Backend) -> None:
         try:
-            await backend.ready()
+            await backend.wait_ready()
         except BatcherClosed:
-            self._lifetime.check_open()  # as in `changing`
+            self._lifetime.check_open()  # as in `locked`
             raise
 
     async def _run(self, backend: Backend, *, task_status: TaskStatus[None]) -> None:
@@ -175,7 +172,7 @@ _UNDO_S: Final = 30.0
 
 
 @asynccontextmanager
-async def changed(
+async def applied(
     backend: Backend, config: BackendConfig, *, restarts: bool = False
 ) -> AsyncGenerator[None]:
     """Applies another config, and restores the old one if the block fails.
@@ -184,7 +181,8 @@ async def changed(
     """
     # Leaving the block waits until the replicas that are no longer needed have ended. The errors
     # are those of `Client.update_backend_config`. Cancellation in the block or before undoes the
-    # change, once a running ``reconfigure`` has ended; after the block, the change stays.
+    # change, once a running ``reconfigure`` has ended; after the block, the change stays. The undo,
+    # in order: the supervisor's part (`keeping_ready`), the user configs, all that `adopt` sets.
     before, supervisor = backend.config, backend.supervisor
     placement_of(config.placement, config.for_placement())
     for method_batcher in backend.method_batchers.values():
@@ -198,9 +196,7 @@ async def changed(
         )
     # If no replica takes work, only a new one can show whether the new user config works.
     is_replaced = (
-        restarts
-        or config.needs_new_replicas(before)
-        or (is_reconfigured and not supervisor.ready())
+        restarts or config.needs_new_replicas(before) or (is_reconfigured and not supervisor.ready)
     )
     is_moved = config.is_remote is not before.is_remote
     is_scaled = not is_moved and (config.num_replicas, config.autoscaling) != (
@@ -213,11 +209,11 @@ async def changed(
         own = [managed.replica.tag for managed in supervisor.managed]
         backend.devices.check(backend.tag, config, wanted, own)
     reconfigured: list[ManagedReplica] = []
-    count = len(supervisor.ready())
+    count = len(supervisor.ready)
     try:
         if is_moved:
             wanted = await backend.membership.prepare(config)
-        with supervisor.changing():
+        with supervisor.keeping_ready():
             if is_replaced:
                 supervisor.replace(config, wanted if is_moved else supervisor.wanted)
                 await supervisor.settle()
@@ -227,7 +223,7 @@ async def changed(
             if is_scaled:
                 backend.set_wanted(config.num_replicas)
             # If no replica takes work, the change succeeds only once some do.
-            if is_scaled or (supervisor.wanted and not supervisor.ready()):
+            if is_scaled or (supervisor.wanted and not supervisor.ready):
                 await supervisor.settle()
             await backend.mend_batchers()
             yield
@@ -243,7 +239,7 @@ async def changed(
         raise
     backend.forget_results()  # of replicas that ran until now
     if is_replaced or is_scaled:
-        await supervisor.wait_drained()
+        await supervisor.wait_retired()
 
 
 async def _reconfigure(
@@ -251,7 +247,7 @@ async def _reconfigure(
 ) -> None:
     """Passes a new user config to one replica after the other; `reconfigured` lists them."""
     supervisor = backend.supervisor
-    while pending := [managed for managed in supervisor.ready() if managed not in reconfigured]:
+    while pending := [managed for managed in supervisor.ready if managed not in reconfigured]:
         managed = pending[0]
         reconfigured.append(managed)
         limit_s = config.replica.start_timeout_s

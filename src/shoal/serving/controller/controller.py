@@ -22,9 +22,9 @@ from shoal.replicas.placements import placement_of
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
-from shoal.serving.controller.backends import Backends, Turn, changed
+from shoal.serving.controller.backends import Backends, applied
 from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
-from shoal.serving.controller.journal import Declared, Journal, Program, declared
+from shoal.serving.controller.journal import DeclaredName, Journal, Program, declared_names
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
@@ -33,7 +33,7 @@ from shoal.serving.shadow import ShadowFlow
 from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import RequestTimes
@@ -63,9 +63,9 @@ class Controller(Client):
         self.is_draining = False
         # Of its listener for other Shoal servers, if it has one.
         self.model_server_status: Callable[[], ModelServerStatus | None] = lambda: None
-        self._declarations = Journal(state, imports, program)
+        self._journal = Journal(state, imports, program)
         self._declaring = anyio.Lock()
-        self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
+        self._lifetime = Lifetime(self._restore, self._drain_and_close, self._journal.close)
         self.registry = Endpoints()
         self.devices = Devices()
         self._backends = Backends(
@@ -118,37 +118,41 @@ class Controller(Client):
         await self.declare_backend(tag, code, BackendConfig.of(config))
 
     async def declare_backend(
-        self, tag: str, code: Definition, config: BackendConfig, turn: Turn | None = None
+        self,
+        tag: str,
+        code: Definition,
+        config: BackendConfig,
+        when_ready: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         """Creates a backend, which may start while others do."""
-        # Once it is ready it waits for `turn`, so that backends are added in order.
+        # Once it is ready it waits for `when_ready`, so that backends are added in order.
         placement_of(config.placement, config.for_placement())
-        self._declarations.check_backend(tag, code, config)
+        self._journal.check_backend(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
-            if turn is not None:
-                await turn()
+            if when_ready is not None:
+                await when_ready()
             async with self._declaring:
                 self.check_open()
-                await self._declarations.put_backend(tag, code, config)
+                await self._journal.put_backend(tag, code, config)
                 self._backends.add(backend)
 
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
-        async with self._backends.changing(tag) as backend:
+        async with self._backends.locked(tag) as backend:
             config = backend.config.changed(config)
-            self._declarations.check_backend(tag, backend.definition, config)
-            async with changed(backend, config), self._declaring:
+            self._journal.check_backend(tag, backend.definition, config)
+            async with applied(backend, config), self._declaring:
                 self.check_open()
-                await self._declarations.put_backend(tag, backend.definition, config)
+                await self._journal.put_backend(tag, backend.definition, config)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         await self.update_backend_config(tag, {"num_replicas": num_replicas})
 
     async def restart_backend(self, tag: str) -> None:
         async with (
-            self._backends.changing(tag) as backend,
-            changed(backend, backend.config, restarts=True),
+            self._backends.locked(tag) as backend,
+            applied(backend, backend.config, restarts=True),
         ):
             pass
 
@@ -171,14 +175,14 @@ class Controller(Client):
         at_once = yes_or_no("force", force)
         backend = self._backends.leaving(tag)
         if backend is None:
-            async with self._backends.changing(tag) as backend, self._declaring:
+            async with self._backends.locked(tag) as backend, self._declaring:
                 self.check_open()
                 if users := self.registry.users_of(tag):
                     raise InUse(
                         f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
                         "elsewhere first, or delete the endpoint"
                     )
-                await self._declarations.delete("backend", tag)
+                await self._journal.delete("backend", tag)
                 self._backends.remove(tag, at_once=at_once)
         elif at_once:
             backend.end_at_once()
@@ -221,7 +225,7 @@ class Controller(Client):
                 endpoint.shadows.pop(tag, None)
                 if proportion:
                     endpoint.shadows[tag] = flow
-            await self._declarations.put_endpoint(endpoint)
+            await self._journal.put_endpoint(endpoint)
             self.registry.add(endpoint)
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
@@ -240,7 +244,7 @@ class Controller(Client):
         async with self._declaring:
             self.check_open()
             endpoint = self.endpoint(name)
-            await self._declarations.delete("endpoint", name)
+            await self._journal.delete("endpoint", name)
             self.registry.remove(endpoint)
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
@@ -248,7 +252,7 @@ class Controller(Client):
             self.check_open()
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
-            await self._declarations.put_endpoint(found, traffic=traffic)
+            await self._journal.put_endpoint(found, traffic=traffic)
             found.set_traffic(traffic, self.backends)
 
     async def shadow_traffic(
@@ -266,7 +270,7 @@ class Controller(Client):
             shadows = {**found.shadows, backend: flow}
             if not proportion:
                 del shadows[backend]
-            await self._declarations.put_endpoint(found, shadows=shadows)
+            await self._journal.put_endpoint(found, shadows=shadows)
             if backend in shadows and backend in found.shadows:
                 found.shadows[backend].change(flow)
             else:
@@ -286,10 +290,10 @@ class Controller(Client):
         self.check_open()
         return self.status_now(readings)
 
-    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]:
+    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[DeclaredName]:
         """Returns the declarations to create: missing ones that nobody has deleted."""
-        wanted = self._declarations.wanted(declared(backends, endpoints))
-        return wanted - declared(self.backends, self.endpoints)
+        names = self._journal.not_deleted(declared_names(backends, endpoints))
+        return names - declared_names(self.backends, self.endpoints)
 
     def announce_endpoints(self, names: Sequence[str]) -> None:
         """Names the endpoints to come once backends have started, for messages."""
@@ -319,7 +323,7 @@ class Controller(Client):
         """Stops batches from waiting to fill, and requests from waiting for traffic."""
         # Calls are still accepted.
         self.is_draining = True
-        self.registry.drain()
+        self.registry.close_unrouted()
         self._backends.drain()
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> EndpointHandle:
@@ -337,13 +341,13 @@ class Controller(Client):
             return handle.stream(*call.args, **call.kwargs)
         return await handle.call(*call.args, **call.kwargs)
 
-    async def _drained(self) -> None:
+    async def _drain_and_close(self) -> None:
         self.drain()
         await self._backends.close()
 
     async def _restore(self) -> None:
         """Restores the state file; backends that can't start are retried for ever."""
-        backends, endpoints = await self._declarations.restored()
+        backends, endpoints = await self._journal.restored()
         for tag, code, config in backends:
             self._backends.add(await self._backends.start(tag, code, config))
         for one in endpoints:
@@ -352,7 +356,7 @@ class Controller(Client):
                 traffic = Traffic.checked(one.traffic, self.backends)
                 endpoint.set_traffic(traffic, self.backends)
             for tag, shadow in one.shadows.items():
-                backend, allowed = self.backends[tag], self._declarations.comparison
+                backend, allowed = self.backends[tag], self._journal.comparison
                 flow = ShadowFlow.restored(backend, shadow.proportion, shadow.compare, allowed)
                 endpoint.shadows[tag] = flow
             self.registry.add(endpoint)

@@ -75,7 +75,7 @@ class Endpoints:
         del self.by_name[endpoint.name]
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
 
-    def drain(self) -> None:
+    def close_unrouted(self) -> None:
         """Fails the requests that wait for traffic, and refuses further ones."""
         for endpoint in self.by_name.values():
             if endpoint.traffic is None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shoal.serving.state_file import StateFile
 
 
-Declared: TypeAlias = tuple[str, str]
+DeclaredName: TypeAlias = tuple[str, str]
 """The kind of a declaration, ``"backend"`` or ``"endpoint"``, and its name."""
 
 
@@ -50,19 +50,19 @@ class Journal:
         imports: ImportRule | None = None,
         program: Program | None = None,
     ) -> None:
-        # The program's own declarations, and those of them that were deleted and must stay so.
-        self._of_program: set[Declared] = set()
-        self._gone: frozenset[Declared] = frozenset()
+        # The program's own declarations, and the deleted ones, which it must not create again.
+        self._of_program: set[DeclaredName] = set()
+        self._gone: frozenset[DeclaredName] = frozenset()
         self._state = state
         self._imports = imports  # None allows all, if only this program writes to the file
         self._program = program or Program({}, ())
         self._writing = Lock()
         self._is_closed = False
 
-    def wanted(self, declared: set[Declared]) -> set[Declared]:
+    def not_deleted(self, of_program: set[DeclaredName]) -> set[DeclaredName]:
         """Records the program's own declarations; returns those that were not deleted."""
-        self._of_program |= declared
-        return declared - self._gone
+        self._of_program |= of_program
+        return of_program - self._gone
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         """Raises `NotDurable` if the state file can't store the backend."""
@@ -156,7 +156,7 @@ class Journal:
             state.apply(change)
 
 
-def declared(backends: Iterable[str], endpoints: Iterable[str]) -> set[Declared]:
+def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[DeclaredName]:
     return {*(("backend", tag) for tag in backends), *(("endpoint", name) for name in endpoints)}
 
 

@@ -130,10 +130,10 @@ class Ingress:
                 tasks.cancel_scope.cancel()
         finally:
             self._connection.close()
-            for backend in self._controller.backends.values():
-                backend.on_closing.discard(self.drain)
+            if self._backend is not None:
+                self._backend.on_closing.discard(self.notify_draining)
 
-    def drain(self, why: str | None = None) -> None:
+    def notify_draining(self, why: str | None = None) -> None:
         """Notifies the ingress that it should send no more, and why if that was not planned."""
         if self._is_draining:
             return
@@ -221,10 +221,10 @@ class Ingress:
             raise NoSuchName(f"it has no backend {tag!r}; it has: {there}")
         supervisor = backend.supervisor
         if supervisor.wanted:  # else a request starts a replica
-            await supervisor.any_ready()
-        description = await supervisor.described()
+            await supervisor.wait_any_ready()
+        description = await supervisor.wait_description()
         self._backend = backend
-        backend.on_closing.add(self.drain)
+        backend.on_closing.add(self.notify_draining)
         description = _for_ingress(description, backend.config)
         methods = description.methods
         self._defaults = {name: Defaults(one.signature) for name, one in methods.items()}
@@ -232,14 +232,14 @@ class Ingress:
 
     async def _reconfigure(self, user_config: Any) -> None:
         # Not a change of the backend's config, which is this server's: ingresses would compete.
-        for managed in self._found().supervisor.ready():
+        for managed in self._found().supervisor.ready:
             await managed.replica.reconfigure(user_config)
 
     async def _check_health(self) -> None:
         # One healthy replica is enough; its supervisor replaces the others.
         supervisor = self._found().supervisor
         if supervisor.wanted:
-            await supervisor.any_ready()
+            await supervisor.wait_any_ready()
         troubles: list[str] = []
         is_healthy = False
         async with anyio.create_task_group() as tasks:
@@ -252,7 +252,7 @@ class Ingress:
                 is_healthy = True  # one is enough, also while another one hangs
                 tasks.cancel_scope.cancel()
 
-            for managed in supervisor.ready():
+            for managed in supervisor.ready:
                 tasks.start_soon(check, managed)
         if troubles and not is_healthy:
             raise HandlerFailed(troubles[0])
@@ -337,7 +337,7 @@ class Ingress:
         backend = self._backend
         assert backend is not None
         is_closing = self._is_draining or backend.is_closing
-        if not is_closing and backend.supervisor.ready():
+        if not is_closing and backend.supervisor.ready:
             return
         kinds: set[Any] = set(map(type, outcomes))
         if is_closing and kinds == {BatcherClosed}:
@@ -346,7 +346,8 @@ class Ingress:
             if is_closing and kind is BatcherClosed:  # it runs elsewhere without the others
                 outcomes[place] = self._unserved("is closing")
         if kinds == {BackendUnavailable}:
-            self.drain("it has no replica")  # it connects again, and then waits for a replica
+            # It connects again, and then waits for a replica.
+            self.notify_draining("it has no replica")
             raise self._unserved("has no replica")
 
     def _unserved(self, why: str) -> ReplicaDied:

@@ -164,7 +164,7 @@ class ModelServerListener:
         self._is_draining = True
         self._accepting.cancel()
         for ingress in self.ingresses:
-            ingress.drain()
+            ingress.notify_draining()
         if not self.ingresses:
             self._is_alone.set()
 
@@ -205,7 +205,7 @@ class ModelServerListener:
         logger.info("%s is connected", name)
         try:
             if self._is_draining:
-                ingress.drain()
+                ingress.notify_draining()
             await ingress.run()
         except Exception:
             logger.exception("%s: its connection broke", name)
