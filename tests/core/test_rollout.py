@@ -176,10 +176,9 @@ def check(replicas: list[Seen], wanted: int) -> None:
         (["start", "ready", "ended"], LifeState.DIED),
         (["start", "ready", "unhealthy", "ended"], LifeState.DIED),
         (["start", "ready", "drain", "ended"], LifeState.DIED),
-        (["start", "ready", "drain", "idle", "ended"], LifeState.ENDED),
+        (["start", "ready", "drain", "stop", "ended"], LifeState.ENDED),
         (["start", "ready", "stop", "ended"], LifeState.ENDED),
         (["start", "drain", "ended"], LifeState.ENDED),
-        (["start", "drain", "ready", "ended"], LifeState.ENDED),
         (["drain"], LifeState.ENDED),
     ],
 )

@@ -88,11 +88,11 @@ class LifeState(Enum):
     """Has ended, or was given up as unhealthy, without a request to stop."""
 
 
-Event: TypeAlias = Literal["start", "ready", "drain", "idle", "stop", "unhealthy", "ended"]
+Event: TypeAlias = Literal["start", "ready", "drain", "stop", "unhealthy", "ended"]
 """An event in the life of a replica.
 
-``start``, ``drain`` and ``stop`` are requests. The others are observed: ``ready``, ``idle`` (it has
-no more work), ``unhealthy`` (it is about to be killed) and ``ended``, however it did.
+``start``, ``drain`` and ``stop`` are requests. The others are observed: ``ready``, ``unhealthy``
+(it is about to be killed) and ``ended``, however it did.
 """
 
 _S: TypeAlias = LifeState
@@ -117,13 +117,11 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "ended": _S.DIED,
     },
     _S.DRAINING: {
-        "idle": _S.STOPPING,
-        "stop": _S.STOPPING,
+        "stop": _S.STOPPING,  # it has no more work, or its time is over
         "unhealthy": _S.DIED,
         "ended": _S.DIED,
     },
     _S.STOPPING: {
-        "ready": _S.STOPPING,  # it became ready just as it was asked to stop
         "unhealthy": _S.STOPPING,
         "stop": _S.STOPPING,
         "ended": _S.ENDED,
