@@ -27,8 +27,8 @@ from shoal.commands.support.loading import (
     server_settings,
 )
 from shoal.commands.support.output import CommandError, facts, say, show
-from shoal.server.config import address_of
 from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
+from shoal.server.run import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +192,7 @@ def _serve_named(arguments: Namespace, location: ServerLocation) -> int:
             with open(arguments.ready_fd, "w", encoding="utf-8") as pipe:
                 pipe.write(f"{url}\n")
 
-    return _process(arguments, app, started=started).to_its_end()
+    return _process(arguments, app, on_listening=started).to_its_end()
 
 
 def _start_detached(location: ServerLocation, argv: Sequence[str]) -> dict[str, str | int]:

@@ -28,7 +28,7 @@ from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.server.listeners import (
     NO_SOCKETS,
     Address,
-    AppListener,
+    AppAddress,
     PassedSockets,
     Unix,
     bind_for_servers,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.app.app import App
-    from shoal.server.config import Drained, StartFrontEnds
+    from shoal.server.run import Drained, StartFrontEnds
     from shoal.serving.app_file.server import EventLoopName, Server
     from shoal.serving.model_server.listener import ModelServerListener
 
@@ -73,7 +73,7 @@ class ServerProcess:
     log_format: str = "text"
     otel: bool = False
     state: Path | None = None  # the file that stores run-time changes
-    started: Callable[[str], object] = lambda _: None  # called with the URL
+    on_listening: Callable[[str], object] = lambda _: None  # called with the URL
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever  # then the server drains
     passed: PassedSockets = NO_SOCKETS  # `options` has the first socket of the application
     workers: int | None = None  # processes that speak HTTP; None to do it here
@@ -140,7 +140,7 @@ def _open_state(app: App, path: Path, options: HttpOptions) -> None:
 
 async def _serve(run: ServerProcess) -> int:
     from shoal.http.app.router import load_the_rest
-    from shoal.server.config import WorkersFailed
+    from shoal.server.run import WorkersFailed
     from shoal.server.server import serve
 
     signals = Signals()
@@ -165,7 +165,7 @@ async def _serve(run: ServerProcess) -> int:
         await run.wait_over()
         signals.ask()
 
-    def started(url: str) -> None:
+    def on_listening(url: str) -> None:
         loading.finish(f"loaded {run.spec}")
         startup.close()
         write_logs(run.log_level, run.log_format, run.options)
@@ -176,7 +176,7 @@ async def _serve(run: ServerProcess) -> int:
         if served is not None and shoals is not None and shoals.controller is not None:
             served.begin(shoals.controller)
             say(f"Shoal serving its backends to other Shoal servers at {served.url}")
-        run.started(url)
+        run.on_listening(url)
         _notify("READY=1")
 
     start_front_ends: StartFrontEnds | None = None
@@ -213,8 +213,7 @@ async def _serve(run: ServerProcess) -> int:
     try:
         app, others = _with_admin_api(run)
         more = [
-            AppListener(address=at, app=app, started=say_where, may_have_tls=True)
-            for at in run.passed.public[1:]
+            AppAddress(address=at, app=app, on_listening=say_where) for at in run.passed.public[1:]
         ]
         async with model_server(run.options, bind_for_servers) as served:
             with startup:
@@ -222,8 +221,8 @@ async def _serve(run: ServerProcess) -> int:
                     app,
                     run.options,
                     shutdown=shutdown,
-                    started=started,
-                    extra_listeners=(*more, *others),
+                    on_listening=on_listening,
+                    extra_addresses=(*more, *others),
                     load_later=(lambda: None) if shoals is None else load_the_rest,
                     front_ends=start_front_ends,
                     # Middleware around it may need what its lifespan makes.
@@ -257,9 +256,9 @@ def skip_what_was_loaded() -> None:
     gc.freeze()
 
 
-def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:
+def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppAddress]]:
     app, inner, options = run.app, run.shoals, run.options
-    others: list[AppListener] = []
+    others: list[AppAddress] = []
     at: Address | None = run.passed.admin
     if inner is None or (options.admin_socket is None and options.token is None and at is None):
         return app, others
@@ -270,7 +269,7 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     make = partial(AppAdmin, inner, allowed_modules=options.allowed_modules, behind=run.app)
     if at is not None:
         # No token: only the socket's owner can open it.
-        others.append(AppListener(address=at, app=make(token=None)))
+        others.append(AppAddress(address=at, app=make(token=None), is_admin=True))
     if options.token is not None:
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.

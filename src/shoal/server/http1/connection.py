@@ -199,7 +199,7 @@ class Http1Connection(Receiver):
             if shared.proxies is not None:
                 shared.proxies.complete(scope)
             app = AccessLog(shared.app) if shared.options.access_log else shared.app
-            shared.started += 1
+            shared.calls_started += 1
             try:
                 await app(scope, call.receive, call.send)
             except Exception as error:
@@ -210,7 +210,7 @@ class Http1Connection(Receiver):
                 self.abort()
                 raise
             finally:
-                shared.finished += 1
+                shared.calls_finished += 1
                 if not (call.is_complete or call.is_over):
                     if call.has_begun:
                         self.abort()  # the client must not take it for the whole response

@@ -50,7 +50,7 @@ class AppCall(ServedCall):
         app = shared.app
         if shared.options.access_log:
             app = AccessLog(app)
-        shared.started += 1
+        shared.calls_started += 1
         try:
             # The raw path is printable ASCII, so it can't forge a line of the log.
             failed = "the application failed on %r"
@@ -66,7 +66,7 @@ class AppCall(ServedCall):
             if not (self.is_over or self.is_complete):
                 self._end()
             self.disconnected()
-            shared.finished += 1
+            shared.calls_finished += 1
             self._connection.call_ended(self)
 
     # The application's side.
