@@ -149,7 +149,12 @@ class RemoteCall(ServedCall):
             await shared.app(self._scope(), self.receive, self.send)
         except Exception as error:
             path: bytes = self._head["raw_path"]
-            log_failure(error, "the application failed on %r", path, has_left=self.was_left)
+            log_failure(
+                error,
+                "the application failed on %r",
+                path,
+                client_disconnected=self.client_disconnected,
+            )
         finally:
             shared.calls_finished += 1
             if not (self.is_complete or self.is_over):

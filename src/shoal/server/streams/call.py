@@ -53,8 +53,11 @@ class AppCall(ServedCall):
         shared.calls_started += 1
         try:
             # The raw path is printable ASCII, so it can't forge a line of the log.
-            failed = "the application failed on %r"
-            with contained(failed, scope["raw_path"], has_left=lambda: self.was_left):
+            with contained(
+                "the application failed on %r",
+                scope["raw_path"],
+                client_disconnected=lambda: self.client_disconnected,
+            ):
                 await app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not receive an error of the call.
