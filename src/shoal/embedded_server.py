@@ -63,13 +63,11 @@ async def _serve(
         if served is not None:
             await served.leave(options.graceful_timeout_s)
 
-    admin_addresses: list[AppAddress] = []
+    extra: list[AppAddress] = []
     if options.admin_socket is not None:
         # Only the socket's owner can open it, so it needs no token.
         admin = AppAdmin(app, token=None, allowed_modules=options.allowed_modules)
-        admin_addresses.append(
-            AppAddress(address=Unix(options.admin_socket), app=admin, is_admin=True)
-        )
+        extra.append(AppAddress(address=Unix(options.admin_socket), app=admin, is_admin=True))
 
     def on_listening(url: str) -> None:
         if served is not None:
@@ -84,7 +82,7 @@ async def _serve(
             shutdown=shutdown,
             on_listening=on_listening,
             lifespan=False,
-            extra_addresses=admin_addresses,
+            extra_addresses=extra,
             load_later=load_the_rest,
         )
 

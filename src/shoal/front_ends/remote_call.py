@@ -148,13 +148,8 @@ class RemoteCall(ServedCall):
         try:
             await shared.app(self._scope(), self.receive, self.send)
         except Exception as error:
-            path: bytes = self._head["raw_path"]
-            log_failure(
-                error,
-                "the application failed on %r",
-                path,
-                client_disconnected=self.client_disconnected,
-            )
+            path, is_gone = self._head["raw_path"], self.client_disconnected
+            log_failure(error, "the application failed on %r", path, is_gone=is_gone)
         finally:
             shared.calls_finished += 1
             if not (self.is_complete or self.is_over):

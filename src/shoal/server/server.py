@@ -313,14 +313,7 @@ class _Server:
         counts = self._own_counts.setdefault(word, ConnectionCounts(self.options.max_connections))
         self._counts.setdefault(word, counts)
         return _Listener(
-            at.on_listening,
-            url,
-            bound,
-            shared,
-            self._poller,
-            tls,
-            counts,
-            self.accepts_at_once,
+            at.on_listening, url, bound, shared, self._poller, tls, counts, self.accepts_at_once
         )
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:

@@ -204,8 +204,8 @@ class Http1Connection(Receiver):
                 await app(scope, call.receive, call.send)
             except Exception as error:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
-                message, gone = "the application failed on %r", call.client_disconnected
-                log_failure(error, message, call.line.raw_path, client_disconnected=gone)
+                path, is_gone = call.line.raw_path, call.client_disconnected
+                log_failure(error, "the application failed on %r", path, is_gone=is_gone)
             except BaseException:
                 self.abort()
                 raise

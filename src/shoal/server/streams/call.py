@@ -53,11 +53,8 @@ class AppCall(ServedCall):
         shared.calls_started += 1
         try:
             # The raw path is printable ASCII, so it can't forge a line of the log.
-            with contained(
-                "the application failed on %r",
-                scope["raw_path"],
-                client_disconnected=lambda: self.client_disconnected,
-            ):
+            failed, is_gone = "the application failed on %r", lambda: self.client_disconnected
+            with contained(failed, scope["raw_path"], is_gone=is_gone):
                 await app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not receive an error of the call.
