@@ -149,10 +149,10 @@ class Server:
 
     async def ask(self, data: bytes) -> None:
         """Sends a request on each connection, and waits for the answers."""
-        until = self._shared.finished + CONNECTIONS
+        until = self._shared.calls_finished + CONNECTIONS
         for connection in self._connections:
             connection.data_received(data)
-        while self._shared.finished < until:
+        while self._shared.calls_finished < until:
             await anyio.lowlevel.checkpoint()
 
     async def cpu_s(self, data: bytes) -> float:

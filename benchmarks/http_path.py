@@ -133,10 +133,10 @@ class RequestPath:
 
     async def ask(self, request: bytes) -> None:
         """Sends a request on each connection, and waits until all are answered."""
-        asked = self._shared.finished + CONNECTIONS
+        asked = self._shared.calls_finished + CONNECTIONS
         for connection in self._connections:
             connection.data_received(request)
-        while self._shared.finished < asked:
+        while self._shared.calls_finished < asked:
             await anyio.lowlevel.checkpoint()
 
 

@@ -13,7 +13,7 @@ from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.app.app import App
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.router import load_the_rest
-from shoal.server.listeners import AppListener, Unix, bind_for_servers
+from shoal.server.listeners import AppAddress, Unix, bind_for_servers
 from shoal.server.server import serve
 from shoal.serving.model_server import model_server
 
@@ -63,13 +63,13 @@ async def _serve(
         if served is not None:
             await served.leave(options.graceful_timeout_s)
 
-    admin_listeners: list[AppListener] = []
+    extra: list[AppAddress] = []
     if options.admin_socket is not None:
         # Only the socket's owner can open it, so it needs no token.
         admin = AppAdmin(app, token=None, allowed_modules=options.allowed_modules)
-        admin_listeners.append(AppListener(address=Unix(options.admin_socket), app=admin))
+        extra.append(AppAddress(address=Unix(options.admin_socket), app=admin, is_admin=True))
 
-    def started(url: str) -> None:
+    def on_listening(url: str) -> None:
         if served is not None:
             served.begin(controller)
         task_status.started(url)
@@ -80,9 +80,9 @@ async def _serve(
             wrapped,
             options,
             shutdown=shutdown,
-            started=started,
+            on_listening=on_listening,
             lifespan=False,
-            extra_listeners=admin_listeners,
+            extra_addresses=extra,
             load_later=load_the_rest,
         )
 

@@ -187,7 +187,7 @@ async def serve(
         app,
         HttpOptions.of_server(options),
         shutdown=shutdown,
-        started=lambda url: task_status.started([url]),
+        on_listening=lambda url: task_status.started([url]),
     )
     if drained.failure is not None:
         raise LifespanFailed(drained.failure.partition("\n")[0], details=drained.failure)

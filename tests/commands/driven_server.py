@@ -28,7 +28,7 @@ def served(*, token=None, allowed=("driven_models",)):
             is_up.set()
 
         with trio.fail_after(HANG_S):
-            await serve(admin, HttpOptions(port=0), shutdown=shutdown.wait, started=started)
+            await serve(admin, HttpOptions(port=0), shutdown=shutdown.wait, on_listening=started)
 
     thread = threading.Thread(target=trio.run, args=(run,))
     thread.start()

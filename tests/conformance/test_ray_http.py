@@ -101,7 +101,7 @@ async def test_rc27_a_server_that_never_started_only_ends():
 
     with anyio.fail_after(HANG_S):
         drained = await serve(
-            app, HttpOptions(port=0), shutdown=stop.wait, started=announced.append
+            app, HttpOptions(port=0), shutdown=stop.wait, on_listening=announced.append
         )
     assert (drained.started, announced, app.steps) == (False, [], [])
 

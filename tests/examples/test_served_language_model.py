@@ -57,7 +57,7 @@ async def test_the_client_gets_what_the_model_writes():
 
         async def run():
             options = HttpOptions(port=0)
-            await serve(app, options, shutdown=stop.wait, started=started)
+            await serve(app, options, shutdown=stop.wait, on_listening=started)
 
         tasks.start_soon(run)
         await served.wait()

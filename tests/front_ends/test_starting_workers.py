@@ -16,7 +16,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import WORKER
 from shoal.front_ends.listener import FrontEnds, front_ends
 from shoal.replicas.process import worker
-from shoal.server.config import WorkersFailed
+from shoal.server.run import WorkersFailed
 from shoal.server.server import serve
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of

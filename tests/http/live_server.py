@@ -65,7 +65,7 @@ class LiveServer:
             app,
             config,
             shutdown=self.stop.wait,
-            started=started,
+            on_listening=started,
             front_ends=self._front_ends(config),
         )
 

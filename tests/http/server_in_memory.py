@@ -125,7 +125,7 @@ class ServerInMemory:
         return client
 
     def counts(self):
-        return self.shared.started, self.shared.finished
+        return self.shared.calls_started, self.shared.calls_finished
 
     def abort(self):
         for connection in tuple(self.shared.connections):

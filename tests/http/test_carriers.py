@@ -26,7 +26,7 @@ from websockets.asyncio.client import connect, unix_connect
 
 import shoal.http_client
 from shoal.asgi.http_options import HttpOptions
-from shoal.server.listeners import AppListener, Tcp, Unix
+from shoal.server.listeners import AppAddress, Tcp, Unix
 from shoal.server.server import serve
 from time_limits import HANG_S
 
@@ -71,13 +71,24 @@ def served(request, certificate, tmp_path_factory):
                 task_status.started(stop)
 
         stop = anyio.Event()
-        extra = [
-            AppListener(address=Tcp("127.0.0.1", 0), app=app, started=partial(started, "tcp")),
-            AppListener(address=Unix(path), app=app, started=partial(started, "unix")),
+        extra = [  # as of the operator: without TLS
+            AppAddress(
+                address=Tcp("127.0.0.1", 0),
+                app=app,
+                on_listening=partial(started, "tcp"),
+                is_admin=True,
+            ),
+            AppAddress(
+                address=Unix(path), app=app, on_listening=partial(started, "unix"), is_admin=True
+            ),
         ]
         options = HttpOptions(port=0, graceful_timeout_s=1, keep_alive_timeout_s=60, **certificate)
         await serve(
-            app, options, shutdown=stop.wait, started=partial(started, "tls"), extra_listeners=extra
+            app,
+            options,
+            shutdown=stop.wait,
+            on_listening=partial(started, "tls"),
+            extra_addresses=extra,
         )
 
     with anyio.from_thread.start_blocking_portal(request.param) as portal:

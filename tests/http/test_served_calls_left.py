@@ -283,7 +283,7 @@ async def connected(app, tasks):
         is_up.set()
 
     options = HttpOptions(port=0, allowed_hosts=["*"])
-    run = partial(serve, shutdown=anyio.sleep_forever, started=started, lifespan=False)
+    run = partial(serve, shutdown=anyio.sleep_forever, on_listening=started, lifespan=False)
     tasks.start_soon(run, app, options)
     await is_up.wait()
     async with await anyio.connect_tcp("127.0.0.1", int(urls[0].rpartition(":")[2])) as stream:

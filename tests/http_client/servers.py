@@ -16,7 +16,7 @@ async def served(app, **options):
 
     async def run(*, task_status):
         config = HttpOptions(**{"port": 0, "graceful_timeout_s": 1, **options})
-        await serve(app, config, shutdown=stop.wait, started=task_status.started)
+        await serve(app, config, shutdown=stop.wait, on_listening=task_status.started)
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:

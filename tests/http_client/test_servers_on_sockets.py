@@ -49,7 +49,7 @@ async def test_servers_that_end_and_start_one_after_the_other_lose_no_call():
 
     async def run(name, port, stop, *, task_status):
         config = HttpOptions(port=port, graceful_timeout_s=1)
-        await serve(named(name), config, shutdown=stop.wait, started=task_status.started)
+        await serve(named(name), config, shutdown=stop.wait, on_listening=task_status.started)
 
     async def call():
         outcomes.append(await client.call("/x", 1))

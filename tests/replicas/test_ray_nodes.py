@@ -225,7 +225,9 @@ async def _under_load(
             urls.append(url)
             has_started.set()
 
-        serve_it = partial(serve, app, HttpOptions(port=0), shutdown=stop.wait, started=started)
+        serve_it = partial(
+            serve, app, HttpOptions(port=0), shutdown=stop.wait, on_listening=started
+        )
         tasks.start_soon(serve_it)
         await has_started.wait()
         load = Load(f"{urls[0]}/noting")

@@ -56,7 +56,7 @@ class Starting:
             self.app,
             options,
             shutdown=self.stop.wait,
-            started=lambda _: self.started.set(),
+            on_listening=lambda _: self.started.set(),
             answers_early=True,
         )
 

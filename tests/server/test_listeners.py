@@ -14,9 +14,9 @@ from echo_app import EchoApp
 from live_server import Client, read_all, read_until, request
 
 from shoal.asgi.http_options import HttpOptions
-from shoal.server.config import address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener
-from shoal.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
+from shoal.server.listeners import AppAddress, Inherited, Tcp, Unix, bind_all
+from shoal.server.run import address_of
 from shoal.server.server import serve
 from time_limits import HANG_S
 
@@ -38,10 +38,16 @@ class Live:
                 task_status.started()
 
         listening = [
-            AppListener(address=address, app=its_app, started=started) for address, its_app in extra
+            AppAddress(address=at, app=its, on_listening=started, is_admin=its is not app)
+            for at, its in extra
         ]
         self.drained = await serve(
-            app, config, shutdown=self.stop.wait, started=started, extra_listeners=listening, **more
+            app,
+            config,
+            shutdown=self.stop.wait,
+            on_listening=started,
+            extra_addresses=listening,
+            **more,
         )
 
 
@@ -291,11 +297,11 @@ async def test_what_is_no_stream_socket_is_refused():
 
 async def test_an_address_that_is_taken_frees_the_others(path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        extra = [AppListener(address=Tcp(*taken.getsockname()), app=EchoApp())]
+        extra = [AppAddress(address=Tcp(*taken.getsockname()), app=EchoApp(), is_admin=True)]
         app = EchoApp()
         with pytest.raises(OSError, match="in use"):
             await serve(
-                app, HttpOptions(uds=path), shutdown=anyio.sleep_forever, extra_listeners=extra
+                app, HttpOptions(uds=path), shutdown=anyio.sleep_forever, extra_addresses=extra
             )
     assert app.lifespan_events == []
     assert not exists(path)

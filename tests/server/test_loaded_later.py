@@ -33,7 +33,7 @@ async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_conne
             EchoApp(),
             HttpOptions(port=0),
             shutdown=is_loaded.wait,
-            started=lambda _: happened.append("is up"),
+            on_listening=lambda _: happened.append("is up"),
             load_later=load,
         )
     assert happened == ["is up", ("loads", False)]

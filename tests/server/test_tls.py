@@ -143,7 +143,7 @@ async def test_a_certificate_that_was_read_is_not_read_again(certificate):
             EchoApp(),
             gone,
             shutdown=stop.wait,
-            started=lambda url: (urls.append(url), started.set()),
+            on_listening=lambda url: (urls.append(url), started.set()),
             tls=tls_of(options),
         )
 

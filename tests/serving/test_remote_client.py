@@ -57,7 +57,7 @@ async def served(app):
     stop = trio.Event()
 
     async def run(task_status):
-        await serve(app, HttpOptions(port=0), shutdown=stop.wait, started=task_status.started)
+        await serve(app, HttpOptions(port=0), shutdown=stop.wait, on_listening=task_status.started)
 
     with trio.fail_after(HANG_S):
         async with trio.open_nursery() as nursery:
@@ -77,7 +77,7 @@ def served_in_a_thread(app):
             app,
             HttpOptions(port=0, graceful_timeout_s=1),
             shutdown=stop.wait,
-            started=lambda url: (found.append(url), started.set()),
+            on_listening=lambda url: (found.append(url), started.set()),
         )
 
     thread = threading.Thread(target=trio.run, args=(main,))

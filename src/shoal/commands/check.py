@@ -20,7 +20,7 @@ from shoal.commands.support.loading import (
     need,
     say_flaws,
     server_settings,
-    shoals_in,
+    shoal_app_in,
 )
 from shoal.commands.support.output import CommandError, keywords, routing, say, show, table
 from shoal.http.app.code import check_annotations
@@ -62,7 +62,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     need("shoal.http.app.app")
-    app = shoals_in(application_of(arguments.application))
+    app = shoal_app_in(application_of(arguments.application))
     if app is None:
         raise CommandError(f"{arguments.application} is not a shoal.App: there is nothing to check")
     declared = app._declared  # pyright: ignore[reportPrivateUsage]

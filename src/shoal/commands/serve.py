@@ -27,8 +27,8 @@ from shoal.commands.support.loading import (
     server_settings,
 )
 from shoal.commands.support.output import CommandError, facts, say, show
-from shoal.server.config import address_of
 from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
+from shoal.server.run import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,7 @@ def _run(arguments: Namespace) -> int:
     if arguments.reload_dir:
         raise CommandError("--reload-dir needs --reload")
     passed = _passed(arguments)
-    return _process(arguments, _imported(arguments), passed).to_its_end()
+    return _process(arguments, _imported(arguments), passed).run()
 
 
 def _imported(arguments: Namespace) -> ASGIApp:
@@ -90,7 +90,7 @@ def _reload(arguments: Namespace) -> int:
     passed = _passed(arguments)
     if passed.admin is not None or len(passed.public) > 1:
         raise CommandError("--reload takes one socket from systemd, for the application")
-    options = _at(passed, server_options(arguments, file_settings(arguments.application)))
+    options = _on_passed(passed, server_options(arguments, file_settings(arguments.application)))
     return serve_versions(
         arguments.argv,
         address_of(options),
@@ -104,7 +104,7 @@ def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -
     import_code(app)
     passed = PassedSockets(tuple(map(Inherited, listening)))
     process = _process(arguments, app, passed, wait_over=turn.wait_over)
-    return process.to_its_end() if turn.wait() else 0
+    return process.run() if turn.wait() else 0
 
 
 def _passed(arguments: Namespace) -> PassedSockets:
@@ -122,7 +122,7 @@ def _passed(arguments: Namespace) -> PassedSockets:
     return passed
 
 
-def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
+def _on_passed(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
     """Returns options with which the server listens at the first passed socket, if any."""
     if not passed.public:
         return options
@@ -136,7 +136,7 @@ def _process(
     return ServerProcess(
         app=app,
         spec=arguments.application or arguments.name,
-        options=_at(passed, server_options(arguments, settings)),
+        options=_on_passed(passed, server_options(arguments, settings)),
         passed=passed,
         # Clients of a socket that systemd holds wait, as they did before this process started.
         answers_early=not passed.public,
@@ -192,7 +192,7 @@ def _serve_named(arguments: Namespace, location: ServerLocation) -> int:
             with open(arguments.ready_fd, "w", encoding="utf-8") as pipe:
                 pipe.write(f"{url}\n")
 
-    return _process(arguments, app, started=started).to_its_end()
+    return _process(arguments, app, on_listening=started).run()
 
 
 def _start_detached(location: ServerLocation, argv: Sequence[str]) -> dict[str, str | int]:

@@ -63,7 +63,7 @@ class FrontEnd:
         self._connections = connections
         self._decoders = Decoders()
         self._incomplete = 0  # the declared bytes of the bodies that are gathered here
-        self._requests: dict[int, PassedRequest] = {}
+        self._requests: dict[int, ForwardedRequest] = {}
         self._ids = itertools.count(1)
         # The numbers of the heads that the server's process keeps, the oldest first.
         self._heads: dict[tuple[object, ...], int] = {}
@@ -76,7 +76,7 @@ class FrontEnd:
         id_ = next(self._ids)
         decoded = None if body is None else self._decoders.pickled_item(scope, body)
         held_back = None if decoded is None else first
-        self._requests[id_] = request = PassedRequest(self, id_, scope, held_back)
+        self._requests[id_] = request = ForwardedRequest(self, id_, scope, held_back)
         try:
             sent = (*self._head(scope), scope["client"], None if decoded else body, decoded)
             size = len(body or b"") if decoded is None else len(decoded[1])
@@ -160,7 +160,7 @@ class FrontEnd:
         return number, Head(sent, tuple(offered))
 
 
-class PassedRequest:
+class ForwardedRequest:
     _is_over = False  # nothing more is expected from the server's process
     _waiter: Any = None  # of the task that relays the response
     _wants_waiter: Any = None  # of the task that forwards the client's messages

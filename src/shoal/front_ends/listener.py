@@ -37,8 +37,8 @@ from shoal.replicas.process.worker import wait_ended
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.server.config import StartFrontEnds
     from shoal.server.connection_limit import LimitedListener
+    from shoal.server.run import StartFrontEnds
     from shoal.server.shared import Shared
 
 
@@ -229,7 +229,7 @@ class FrontEnds:
     start: bytes  # the content of the first frame
     bound: LimitedListener
     shared: Shared
-    started: Callable[[str], object]
+    on_listening: Callable[[str], object]
     url: str
     # Called if no front end can serve any more, or one fails to start before the server has
     # served, unless it was killed.

@@ -144,14 +144,14 @@ class RemoteCall(ServedCall):
 
     async def run(self) -> None:
         shared = self._shared
-        shared.started += 1
+        shared.calls_started += 1
         try:
             await shared.app(self._scope(), self.receive, self.send)
         except Exception as error:
-            path: bytes = self._head["raw_path"]
-            log_failure(error, "the application failed on %r", path, has_left=self.was_left)
+            path, is_gone = self._head["raw_path"], self.client_disconnected
+            log_failure(error, "the application failed on %r", path, is_gone=is_gone)
         finally:
-            shared.finished += 1
+            shared.calls_finished += 1
             if not (self.is_complete or self.is_over):
                 is_refused = self._is_cut_off and not self.has_begun
                 self._post("cut off" if is_refused else "ended")

@@ -31,7 +31,7 @@ From a front end to the server's process:
 ``ready``        it can serve
 ``connections``  the counts of all connections so far: `ConnectionTotals` as a tuple
 ``refused``      status and seconds of a request that was refused here and not forwarded
-``request``      a request: see `Request`
+``request``      a request: see below `Head`
 ``message``      a message of ASGI, from the client
 ``taken``        how many more bytes of the response the client has taken
 ``left``         the client is gone (0), or the server has answered in place of the application
@@ -43,7 +43,6 @@ From a front end to the server's process:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -57,6 +56,7 @@ from shoal.replicas.process.wire.messages import Message, MessageCodec, packed
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable, Mapping
 
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.shared_memory import Region
@@ -85,14 +85,11 @@ class Head(NamedTuple):
     offered: tuple[str, ...]  # the extensions of the front end and its server
 
 
-# The number of its head; the head, unless one with this number was sent before (a new one replaces
-# it); the client's address; the body, which is None if it arrives in messages; and the number of a
-# decoder with the pickled item that it made of the body, which is then sent only on demand. Nearly
-# all requests of a connection have the same head, which costs more to send and read than the rest
-# of a small request. A head with the number 0 is not kept.
-Request: TypeAlias = tuple[
-    int, Head | None, tuple[str, int] | None, bytes | None, tuple[int, bytes] | None
-]
+# The content of ``request``: the number of its head; the head, unless one with this number was sent
+# before (a new one replaces it); the client's address; the body, which is None if it arrives in
+# messages; and the number of a decoder with the pickled item that it made of the body, which is
+# then sent only on demand. Nearly all requests of a connection have the same head, which costs more
+# to send and read than the rest of a small request. A head with the number 0 is not kept.
 
 
 def size_of(message: Mapping[str, Any]) -> int:
@@ -103,8 +100,6 @@ def size_of(message: Mapping[str, Any]) -> int:
 _LEAST_SHARED: Final = 2**16
 # Messages from this size on are sent without waiting for others.
 _MOST_TOGETHER: Final = 2**17
-
-Handler = Callable[[list[PassedMessage]], object]
 
 
 class Channel:
@@ -143,7 +138,7 @@ class Channel:
             self._waiter = None
             self._parking.wake(waiter)
 
-    async def run(self, handle: Handler) -> None:
+    async def run(self, handle: Callable[[list[PassedMessage]], object]) -> None:
         """Passes the received messages to a function, until the other end is gone."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._flush_when_posted)
@@ -180,6 +175,6 @@ class Channel:
                     self._waiter = None
             self.flush()
 
-    def _take(self, handle: Handler, frame: Frame) -> None:
+    def _take(self, handle: Callable[[list[PassedMessage]], object], frame: Frame) -> None:
         self._codec.take_back(frame)
         handle(self._codec.opened_here(frame))

@@ -55,11 +55,13 @@ Address: TypeAlias = Tcp | Unix | Inherited
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppListener:
+class AppAddress:
     address: Address
-    app: ASGIApp  # the lifespan of an extra listener's application is not run
-    started: Callable[[str], object] = lambda _: None  # called with the URL
-    may_have_tls: bool = False  # it speaks TLS if the server has a certificate
+    app: ASGIApp
+    on_listening: Callable[[str], object] = lambda _: None  # called with the URL
+    # The operator's: it has no TLS, no worker processes, and connection counts of its own, and
+    # trusts no proxy. The lifespan of its application is not run.
+    is_admin: bool = False
 
 
 class BoundSocket:

@@ -17,11 +17,11 @@ _MOST_LINES: Final = 10
 _IN_S: Final = 60.0
 
 
-def log_failure(error: BaseException, message: str, *args: object, has_left: bool = False) -> None:
+def log_failure(error: BaseException, message: str, *args: object, is_gone: bool = False) -> None:
     """Logs an error; in one line if the client had disconnected before."""
     # Middleware such as Starlette's raises if an application does not answer, but an application
     # need not answer a client that has disconnected.
-    if has_left:
+    if is_gone:
         name = type(error).__name__
         _log.info(f"{message} after its client left: %s", *args, name)
     else:
@@ -32,18 +32,18 @@ def log_failure(error: BaseException, message: str, *args: object, has_left: boo
 def contained(
     message: str,
     *args: object,
-    has_left: Callable[[], bool] = bool,
+    is_gone: Callable[[], bool] = bool,
     log: Callable[..., object] = log_failure,
 ) -> Generator[None]:
     """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
     try:
         yield
     except Exception as error:
-        log(error, message, *args, has_left=has_left())
+        log(error, message, *args, is_gone=is_gone())
     except BaseExceptionGroup as group:
         failures, passing = group.split(Exception)
         if failures is not None:
-            log(failures, message, *args, has_left=has_left())
+            log(failures, message, *args, is_gone=is_gone())
         if passing is not None:
             raise passing from None
 
@@ -64,8 +64,8 @@ class ClientFaults:
         """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
         return contained(client, log=self._note)
 
-    def _note(self, error: BaseException, client: str, *, has_left: bool) -> None:
-        del has_left  # the line is the same
+    def _note(self, error: BaseException, client: str, *, is_gone: bool) -> None:
+        del is_gone  # the line is the same
         _log.debug("the connection from %s failed", client, exc_info=error)
         now = self._now()
         if now >= self._began_at + _IN_S:

@@ -69,8 +69,8 @@ class ServedCall(Mapping[str, Any]):
         return bool(self._shared.is_local)
 
     @property
-    def was_left(self) -> bool:
-        """Whether the client has left before the end of the response."""
+    def client_disconnected(self) -> bool:
+        """Whether the client has disconnected before the end of the response."""
         return self.is_over and not self.is_complete
 
     def _call_back(self) -> bool:

@@ -31,11 +31,11 @@ from shoal.asgi.headers import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
-from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 from shoal.server.http1.connection import Http1Connection
-from shoal.server.listeners import AppListener, bind_all
+from shoal.server.listeners import AppAddress, bind_all
 from shoal.server.proxies import ProxyHeaders
+from shoal.server.run import Drained, ServerRun, WorkersFailed, address_of
 from shoal.server.shared import Shared
 from shoal.server.tls import TlsTransport, tls_of
 from shoal.server.transport import Transport, new_poller
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.config import FrontEndListener, StartFrontEnds
     from shoal.server.http1.head import HeadParser
+    from shoal.server.run import FrontEndListener, StartFrontEnds
     from shoal.server.transport import EpollPoller, TaskPoller
 
 __all__ = ["Drained", "serve"]
@@ -67,8 +67,8 @@ async def serve(
     options: HttpOptions,
     *,
     shutdown: Callable[[], Awaitable[object]],
-    started: Callable[[str], object] = lambda _: None,
-    extra_listeners: Sequence[AppListener] = (),
+    on_listening: Callable[[str], object] = lambda _: None,
+    extra_addresses: Sequence[AppAddress] = (),
     lifespan: bool = True,
     load_later: Callable[[], object] = lambda: None,
     accepts_at_once: int = _ACCEPTED_AT_ONCE,
@@ -88,8 +88,8 @@ async def serve(
         app: Any ASGI 3 application.
         options: The options of the server.
         shutdown: Awaited beside the server; when it returns, the server drains and ends.
-        started: Called with the URL once clients can connect.
-        extra_listeners: Further addresses to listen at, each with its own application.
+        on_listening: Called with the URL once clients can connect.
+        extra_addresses: Further addresses of the application, or of the operator.
         lifespan: Whether to run the application's lifespan; False if it is open already.
         load_later: Loads modules that only later requests need, in a thread once clients can
             connect.
@@ -107,9 +107,7 @@ async def serve(
 
     Cancellation: Closes everything at once, without a drain.
     """
-    main_listener = AppListener(
-        address=address_of(options), app=app, started=started, may_have_tls=True
-    )
+    main = AppAddress(address=address_of(options), app=app, on_listening=on_listening)
     with ExitStack() as open_sockets:
         server = _Server(
             options,
@@ -122,12 +120,12 @@ async def serve(
             answers_early,
         )
         exhaustion = Exhaustion()
-        for listener in (main_listener, *extra_listeners):
-            for number, each in enumerate(bind_all(listener.address)):
+        for at in (main, *extra_addresses):
+            for number, each in enumerate(bind_all(at.address)):
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
-                # A name may have several addresses. Only the first is reported as started.
-                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
+                # A name may have several addresses. Only the first is reported.
+                server.add(at if number == 0 else replace(at, on_listening=_ignore), bound)
         await server.run(shutdown)
     return server.drained()
 
@@ -163,10 +161,10 @@ def switch_protocol(
 
 
 @dataclass(eq=False)
-class _OpenListener:
+class _Listener:
     """One address: its application, its socket, and the state that its connections share."""
 
-    started: Callable[[str], object]
+    on_listening: Callable[[str], object]
     url: str
     bound: LimitedListener
     shared: Shared
@@ -180,13 +178,13 @@ class _OpenListener:
 
     async def accept(self) -> None:
         while True:
-            self._open(await self.bound.accept())
+            self._serve_client(await self.bound.accept())
             # Several in one pass of the event loop, since handlers may hold the loop for long.
             for _ in range(self.accepts_at_once - 1):
                 client = self.bound.accept_waiting()
                 if client is None:
                     break
-                self._open(client)
+                self._serve_client(client)
 
     def announce_end(self) -> None:
         # Every response from now on has "Connection: close", so that its client does not send the
@@ -195,7 +193,7 @@ class _OpenListener:
 
     def drain(self) -> None:
         while (client := self.bound.accept_waiting()) is not None:
-            self._open(client)
+            self._serve_client(client)
         self.bound.close()
         for connection in tuple(self.shared.connections):
             connection.drain()
@@ -204,7 +202,7 @@ class _OpenListener:
         for connection in tuple(self.shared.connections):
             connection.abort()
 
-    def _open(self, client: socket.socket) -> None:
+    def _serve_client(self, client: socket.socket) -> None:
         transport = Transport(client, self.poller, self.counts)
         try:
             top = transport if self.tls is None else TlsTransport(transport, self.tls)
@@ -221,15 +219,15 @@ class _Server:
     tls: SSLContext | None
     load_later: Callable[[], object]
     accepts_at_once: int
-    to_start: StartFrontEnds | None
+    start_front_ends: StartFrontEnds | None
     main_counts: ConnectionCounts
     answers_early: bool
 
     def __post_init__(self) -> None:
         self._is_listening = False
         self._front_ends: list[FrontEndListener] = []
-        self._to_open: list[tuple[AppListener, LimitedListener]] = []
-        self._listeners: list[_OpenListener | FrontEndListener] = []
+        self._bound: list[tuple[AppAddress, LimitedListener]] = []
+        self._listeners: list[_Listener | FrontEndListener] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
         self._outcome = ServerRun(self.lifespan)
@@ -240,9 +238,8 @@ class _Server:
         self._counts: dict[str, CountedConnections] = {}
         self._own_counts = {"main": self.main_counts}
 
-    def add(self, listener: AppListener, bound: LimitedListener) -> None:
-        """Adds an address; the first is the address of the application whose lifespan is run."""
-        self._to_open.append((listener, bound))
+    def add(self, at: AppAddress, bound: LimitedListener) -> None:
+        self._bound.append((at, bound))
 
     async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         drain_began_at = anyio.current_time()
@@ -253,8 +250,8 @@ class _Server:
             tasks.start_soon(self._poller.run)
             tasks.start_soon(self._timeouts.run)
             async with anyio.create_task_group() as connections:
-                for listener, bound in self._to_open:
-                    self._listeners.append(self._opened(listener, bound, connections))
+                for at, bound in self._bound:
+                    self._listeners.append(self._new_listener(at, bound, connections))
                 for front_end in self._front_ends:
                     tasks.start_soon(front_end.run)
                 tasks.start_soon(self._cut_off, connections)
@@ -281,44 +278,43 @@ class _Server:
         drained = self._outcome.drained(self._finished())
         return drained if failure is None else replace(drained, failure=failure)
 
-    def _opened(
-        self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
-    ) -> _OpenListener | FrontEndListener:
-        tls = self.tls if listener.may_have_tls else None
-        is_main = listener.app is self._to_open[0][0].app
+    def _new_listener(
+        self, at: AppAddress, bound: LimitedListener, connections: TaskGroup
+    ) -> _Listener | FrontEndListener:
+        tls = None if at.is_admin else self.tls
         options, name = self.options, bound.bound_socket.socket.getsockname()
-        if not is_main and isinstance(name, (str, bytes)):
+        if at.is_admin and isinstance(name, (str, bytes)):
             # The names are those of the public address; a page can't use the operator's socket.
             options = replace(options, allowed_hosts=(), allowed_origins=())
         guard = RequestGuard(options, name)
         shared = Shared(
-            listener.app,
+            at.app,
             self.options,
-            self.lifespan.state if self.lifespan is not None and is_main else {},
+            {} if self.lifespan is None or at.is_admin else self.lifespan.state,
             self._parking,
             self._timeouts,
             connections,
             "http" if tls is None else "https",
             None if guard.allows_all else guard,
-            ProxyHeaders.of(self.options) if is_main else None,
+            None if at.is_admin else ProxyHeaders.of(self.options),
             self._counts,
             guard.is_private,
         )
-        started = listener.started
         url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
         # Further addresses of the application are served by this process, or each by its own.
         is_next = not self._front_ends or self._front_ends[0].is_for_each_address
-        if is_main and self.to_start is not None and is_next:
-            front_end = self.to_start(bound, shared, started, url, self._shut_down)
+        if self.start_front_ends is not None and is_next and not at.is_admin:
+            front_end = self.start_front_ends(bound, shared, at.on_listening, url, self._shut_down)
             if front_end.connections is not None:
                 self._counts["main"] = front_end.connections
             self._front_ends.append(front_end)
             return front_end
-        word = "main" if is_main else "admin"
+        word = "admin" if at.is_admin else "main"
         counts = self._own_counts.setdefault(word, ConnectionCounts(self.options.max_connections))
         self._counts.setdefault(word, counts)
-        at_once = self.accepts_at_once
-        return _OpenListener(started, url, bound, shared, self._poller, tls, counts, at_once)
+        return _Listener(
+            at.on_listening, url, bound, shared, self._poller, tls, counts, self.accepts_at_once
+        )
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
@@ -343,7 +339,7 @@ class _Server:
         if not self._front_ends:
             check_descriptors(self.options.max_connections)
         for listener in self._listeners:
-            listener.started(listener.url)
+            listener.on_listening(listener.url)
         tasks.start_soon(self._load)
 
     async def _load(self) -> None:
@@ -373,6 +369,8 @@ class _Server:
 
     async def _cut_off(self, connections: TaskGroup) -> None:
         """Ends calls that do not end in time, after a moment to send their clients an error."""
+        # Cancelled once the last connection has closed, or with the server, whose idle connections
+        # have no task that would close them.
         try:
             await self._draining.wait()
             await anyio.sleep(self.options.graceful_timeout_s)
@@ -387,7 +385,7 @@ class _Server:
         connections.cancel_scope.cancel()
 
     def _finished(self) -> int:
-        return sum(listener.shared.finished for listener in self._listeners)
+        return sum(listener.shared.calls_finished for listener in self._listeners)
 
     def _lost(self) -> int:
         return sum(one.lost for one in self._front_ends)

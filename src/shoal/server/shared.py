@@ -59,15 +59,15 @@ class Shared:
         self.idle_s = self.options.keep_alive_timeout_s
         self.faults = ClientFaults(self.timeouts.now)
         self.connections: set[Any] = set()
-        self.started = 0  # calls of the application since the server started
-        self.finished = 0
+        self.calls_started = 0  # calls of the application since the server started
+        self.calls_finished = 0
         self.incomplete = 0  # bytes of WebSocket messages
         self.is_draining = False  # connections close after their current responses
         self._closed: anyio.Event | None = None
 
     @property
     def running(self) -> int:
-        return self.started - self.finished
+        return self.calls_started - self.calls_finished
 
     async def wait_closed(self) -> None:
         while self.connections:

@@ -33,7 +33,7 @@ from shoal.commands.server.process import (
     run_in,
     skip_what_was_loaded,
 )
-from shoal.commands.server.stderr import write_logs
+from shoal.commands.server.stderr import configure_logging
 from shoal.commands.support.output import say
 from shoal.front_ends.front_end import FrontEnd
 from shoal.front_ends.listener import FrontEndStart
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1  # the server is gone
     start = FrontEndStart(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
-    write_logs(start.log_level, start.log_format, options)
+    configure_logging(start.log_level, start.log_format, options)
     try:
         tls = tls_of(options)
     except OSError as error:  # the certificate has changed since the server read it

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.config import StartFrontEnds
     from shoal.server.connection_limit import LimitedListener
+    from shoal.server.run import StartFrontEnds
     from shoal.server.shared import Shared
     from shoal.serving.app_file.server import EventLoopName
 
@@ -68,7 +68,7 @@ def _config(options: HttpOptions, bound: LimitedListener) -> Config:
     config.keep_alive_max_requests = 2**31
     config.errorlog = logging.getLogger("hypercorn.error")
     if config.errorlog.level == logging.NOTSET:
-        config.errorlog.setLevel(logging.WARNING)  # `started` reports the address
+        config.errorlog.setLevel(logging.WARNING)  # Shoal reports the address
     return config
 
 
@@ -83,12 +83,12 @@ class _HypercornListener:
         hypercorn: Any,
         bound: LimitedListener,
         shared: Shared,
-        started: Callable[[str], object],
+        on_listening: Callable[[str], object],
         url: str,
         failed: Callable[[], object],
     ) -> None:
         self.shared = shared
-        self.started = started
+        self.on_listening = on_listening
         self.url = url
         self.failure: str | None = None
         self.lost = 0
@@ -171,7 +171,7 @@ class _HypercornListener:
         messages = _Messages(scope, receive, send)
         with anyio.CancelScope() as call:
             self._calls.add(call)
-            shared.started += 1
+            shared.calls_started += 1
             try:
                 await app(scope, messages.receive, messages.send)
             except anyio.get_cancelled_exc_class():
@@ -180,7 +180,7 @@ class _HypercornListener:
                 raise
             finally:
                 self._calls.remove(call)
-                shared.finished += 1
+                shared.calls_finished += 1
         if call.cancelled_caught:
             if not messages.has_begun:
                 error = BadRequest(503, "The server is shutting down.")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.stderr import Progress, write_logs
-from shoal.commands.support.loading import shoals_in
+from shoal.commands.server.stderr import Progress, configure_logging
+from shoal.commands.support.loading import shoal_app_in
 from shoal.commands.support.output import CommandError, as_mistakes, say
 from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, NotAllowed, StateRefused
@@ -28,12 +28,13 @@ from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.server.listeners import (
     NO_SOCKETS,
     Address,
-    AppListener,
+    AppAddress,
     PassedSockets,
     Unix,
     bind_for_servers,
 )
 from shoal.server.log_errors import contained
+from shoal.server.run import WorkersFailed
 from shoal.serving.model_server import model_server
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.app.app import App
-    from shoal.server.config import Drained, StartFrontEnds
+    from shoal.server.run import Drained, StartFrontEnds
     from shoal.serving.app_file.server import EventLoopName, Server
     from shoal.serving.model_server.listener import ModelServerListener
 
@@ -73,20 +74,20 @@ class ServerProcess:
     log_format: str = "text"
     otel: bool = False
     state: Path | None = None  # the file that stores run-time changes
-    started: Callable[[str], object] = lambda _: None  # called with the URL
+    on_listening: Callable[[str], object] = lambda _: None  # called with the URL
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever  # then the server drains
     passed: PassedSockets = NO_SOCKETS  # `options` has the first socket of the application
     workers: int | None = None  # processes that speak HTTP; None to do it here
     answers_early: bool = True  # a `shoal.App` reports that it is not ready while it starts
 
     @property
-    def shoals(self) -> App | None:
+    def shoal_app(self) -> App | None:
         """The `shoal.App` in the application, which has a controller; None without one."""
-        return shoals_in(self.app)
+        return shoal_app_in(self.app)
 
-    def to_its_end(self) -> int:
+    def run(self) -> int:
         """Serves until a signal or the operator ends the process; returns the exit code."""
-        options, app = self.options, self.shoals
+        options, app = self.options, self.shoal_app
         need_one = {
             "--state": self.state,
             "--admin-socket": options.admin_socket,
@@ -105,7 +106,7 @@ class ServerProcess:
                 f"there are {len(self.passed.public)} sockets for the application, and --workers "
                 "serves one: pass one, or name one address, or leave --workers out"
             )
-        write_logs(self.log_level, self.log_format, options)
+        configure_logging(self.log_level, self.log_format, options)
         with nullcontext() if app is None or not self.otel else _exported(app):
             if self.state is not None and app is not None:
                 _open_state(app, self.state, options)
@@ -139,98 +140,11 @@ def _open_state(app: App, path: Path, options: HttpOptions) -> None:
 
 
 async def _serve(run: ServerProcess) -> int:
-    from shoal.http.app.router import load_the_rest
-    from shoal.server.config import WorkersFailed
-    from shoal.server.server import serve
-
     signals = Signals()
     signals.listen()
-
-    is_up = anyio.Event()
-    served: ModelServerListener | None = None
-    startup = ExitStack()
-    startup.enter_context(keeping_loggers_on())
-    shoals = run.shoals
-    loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.own_pages.loading)
-    startup.enter_context(loading)
-
-    async def until_ending() -> None:
-        """Waits until the operator shuts down the application's controller."""
-        await is_up.wait()
-        if shoals is not None and shoals.controller is not None:
-            await shoals.controller.wait_ending()
-            signals.ask()
-
-    async def until_over() -> None:
-        await run.wait_over()
-        signals.ask()
-
-    def started(url: str) -> None:
-        loading.finish(f"loaded {run.spec}")
-        startup.close()
-        write_logs(run.log_level, run.log_format, run.options)
-        is_up.set()
-        skip_what_was_loaded()
-        signals.graceful_s = run.options.graceful_timeout_s
-        say_where(url)
-        if served is not None and shoals is not None and shoals.controller is not None:
-            served.begin(shoals.controller)
-            say(f"Shoal serving its backends to other Shoal servers at {served.url}")
-        run.started(url)
-        _notify("READY=1")
-
-    start_front_ends: StartFrontEnds | None = None
-    by = ""
-    if run.server == "hypercorn":
-        from shoal.commands.server.hypercorn_host import NAME, on_hypercorn
-
-        start_front_ends = on_hypercorn(run.event_loop)
-        by = f" ({NAME} on {run.event_loop})"
-    elif run.workers is not None:
-        from shoal.front_ends.listener import front_ends
-
-        start_front_ends = front_ends(
-            WORKER, run.workers, run.options, run.event_loop, run.log_level, run.log_format
-        )
-
-    def say_where(url: str) -> None:
-        say(f"Shoal serving {run.spec} on {url}{by}")
-
-    async def shutdown() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_ending)
-            tasks.start_soon(until_over)
-            await signals.shutdown.wait()
-            _notify("STOPPING=1")
-            tasks.cancel_scope.cancel()
-        begin_drain = getattr(run.app, "begin_drain", getattr(shoals, "begin_drain", None))
-        if callable(begin_drain):
-            with contained("begin_drain failed"):
-                begin_drain()
-        if served is not None:
-            await served.leave(run.options.graceful_timeout_s)
-
     try:
-        app, others = _with_admin_api(run)
-        more = [
-            AppListener(address=at, app=app, started=say_where, may_have_tls=True)
-            for at in run.passed.public[1:]
-        ]
         async with model_server(run.options, bind_for_servers) as served:
-            with startup:
-                drained = await serve(
-                    app,
-                    run.options,
-                    shutdown=shutdown,
-                    started=started,
-                    extra_listeners=(*more, *others),
-                    load_later=(lambda: None) if shoals is None else load_the_rest,
-                    front_ends=start_front_ends,
-                    # Middleware around it may need what its lifespan makes.
-                    answers_early=(
-                        run.answers_early and run.app is shoals and run.server == "shoal"
-                    ),
-                )
+            drained = await _serve_until_drained(run, signals, served)
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
             say(above)
@@ -242,6 +156,95 @@ async def _serve(run: ServerProcess) -> int:
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)
+
+
+async def _serve_until_drained(
+    run: ServerProcess, signals: Signals, served: ModelServerListener | None
+) -> Drained:
+    from shoal.http.app.router import load_the_rest
+    from shoal.server.server import serve
+
+    shoal_app = run.shoal_app
+    is_up = anyio.Event()
+    startup = ExitStack()  # closed once the server listens
+    parts = tuple if shoal_app is None else shoal_app.own_pages.loading
+    loading = Progress(f"loading {run.spec}", parts)
+    front_ends, by = _front_ends(run)
+
+    async def until_ending() -> None:
+        """Waits until the operator shuts down the application's controller."""
+        await is_up.wait()
+        if shoal_app is not None and shoal_app.controller is not None:
+            await shoal_app.controller.wait_ending()
+            signals.ask()
+
+    async def until_over() -> None:
+        await run.wait_over()
+        signals.ask()
+
+    def say_where(url: str) -> None:
+        say(f"Shoal serving {run.spec} on {url}{by}")
+
+    def on_listening(url: str) -> None:
+        loading.finish(f"loaded {run.spec}")
+        startup.close()
+        configure_logging(run.log_level, run.log_format, run.options)
+        is_up.set()
+        skip_what_was_loaded()
+        signals.graceful_s = run.options.graceful_timeout_s
+        say_where(url)
+        if served is not None and shoal_app is not None and shoal_app.controller is not None:
+            served.begin(shoal_app.controller)
+            say(f"Shoal serving its backends to other Shoal servers at {served.url}")
+        run.on_listening(url)
+        _notify("READY=1")
+
+    async def shutdown() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_ending)
+            tasks.start_soon(until_over)
+            await signals.shutdown.wait()
+            _notify("STOPPING=1")
+            tasks.cancel_scope.cancel()
+        begin_drain = getattr(run.app, "begin_drain", getattr(shoal_app, "begin_drain", None))
+        if callable(begin_drain):
+            with contained("begin_drain failed"):
+                begin_drain()
+        if served is not None:
+            await served.leave(run.options.graceful_timeout_s)
+
+    with startup:
+        startup.enter_context(keeping_loggers_on())
+        startup.enter_context(loading)
+        app, admin = _with_admin_api(run)
+        more = [
+            AppAddress(address=at, app=app, on_listening=say_where) for at in run.passed.public[1:]
+        ]
+        return await serve(
+            app,
+            run.options,
+            shutdown=shutdown,
+            on_listening=on_listening,
+            extra_addresses=(*more, *admin),
+            load_later=(lambda: None) if shoal_app is None else load_the_rest,
+            front_ends=front_ends,
+            # Middleware around it may need what its lifespan makes.
+            answers_early=run.answers_early and run.app is shoal_app and run.server == "shoal",
+        )
+
+
+def _front_ends(run: ServerProcess) -> tuple[StartFrontEnds | None, str]:
+    """Returns what speaks HTTP in place of this process, if anything, and a text that names it."""
+    if run.server == "hypercorn":
+        from shoal.commands.server.hypercorn_host import NAME, on_hypercorn
+
+        return on_hypercorn(run.event_loop), f" ({NAME} on {run.event_loop})"
+    if run.workers is None:
+        return None, ""
+    from shoal.front_ends.listener import front_ends
+
+    options, log_form = run.options, run.log_format
+    return front_ends(WORKER, run.workers, options, run.event_loop, run.log_level, log_form), ""
 
 
 def collect_less_often() -> None:
@@ -257,12 +260,12 @@ def skip_what_was_loaded() -> None:
     gc.freeze()
 
 
-def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:
-    app, inner, options = run.app, run.shoals, run.options
-    others: list[AppListener] = []
+def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppAddress]]:
+    app, inner, options = run.app, run.shoal_app, run.options
+    admin: list[AppAddress] = []
     at: Address | None = run.passed.admin
     if inner is None or (options.admin_socket is None and options.token is None and at is None):
-        return app, others
+        return app, admin
     from shoal.http.app.admin_mount import AppAdmin
 
     if options.admin_socket is not None:
@@ -270,12 +273,12 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     make = partial(AppAdmin, inner, allowed_modules=options.allowed_modules, behind=run.app)
     if at is not None:
         # No token: only the socket's owner can open it.
-        others.append(AppListener(address=at, app=make(token=None)))
+        admin.append(AppAddress(address=at, app=make(token=None), is_admin=True))
     if options.token is not None:
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
         app = make(token=options.token)
-    return app, others
+    return app, admin
 
 
 def cant_listen(options: HttpOptions, error: OSError) -> str:

@@ -24,7 +24,7 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 _PLAIN: Final = (str, int, float, bool, type(None))
 
 
-def write_logs(level: str, form: str, options: HttpOptions) -> None:
+def configure_logging(level: str, form: str, options: HttpOptions) -> None:
     """Sets up the logs; called again after the start, since the application may change logging."""
     root = logging.getLogger()
     if all(isinstance(handler, logging.NullHandler) for handler in root.handlers):

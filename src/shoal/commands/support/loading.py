@@ -90,7 +90,7 @@ def empty_application() -> App:
     return App()
 
 
-def shoals_in(app: Any) -> App | None:
+def shoal_app_in(app: Any) -> App | None:
     """Returns the `shoal.App`, which middleware may wrap; None for another application."""
     from shoal.http.app.app import App
     from shoal.http.app.middleware import within
@@ -100,7 +100,7 @@ def shoals_in(app: Any) -> App | None:
 
 def import_code(app: Any) -> None:
     # Of an application file, only the code that will run in this process.
-    found = shoals_in(app)
+    found = shoal_app_in(app)
     if found is None or found.file is None:
         return
     for one in found.file.backends.values():

@@ -115,7 +115,7 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "ended": _S.DIED,
     },
     _S.DRAINING: {
-        "stop": _S.STOPPING,
+        "stop": _S.STOPPING,  # it has no more work, or its time is over
         "unhealthy": _S.DIED,
         "ended": _S.DIED,
     },

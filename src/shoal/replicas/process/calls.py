@@ -83,9 +83,9 @@ class Peer(Protocol):
 
 class Conversation:
     def __init__(
-        self, worker: Peer, where: str, cancel_grace_s: float, dumps: Dumps = pickle.dumps
+        self, peer: Peer, where: str, cancel_grace_s: float, dumps: Dumps = pickle.dumps
     ) -> None:
-        shared_memory = worker.shared_memory
+        shared_memory = peer.shared_memory
         self.codec = (
             MessageCodec()
             if shared_memory is None
@@ -93,17 +93,17 @@ class Conversation:
         )
 
         def on_invalid_frame(error: Exception) -> None:
-            worker.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
+            peer.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
 
-        data, control = worker.sockets
-        self.data = self.control = FrameConnection(data, worker.reader, on_invalid_frame)
+        data, control = peer.sockets
+        self.data = self.control = FrameConnection(data, peer.reader, on_invalid_frame)
         if control is not data:
             self.control = FrameConnection(control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
         self.calls_out = CallOutRunner(partial(_send_on, self.control), dumps)
         # Set when work is under way.
         self.at_work = anyio.Event()
-        self._worker = worker
+        self._peer = peer
         self._where = where
         self.dumps = dumps
         self._grace_s = cancel_grace_s
@@ -112,7 +112,7 @@ class Conversation:
             self.data,
             self.handle,
             cancel_grace_s,
-            lambda: worker.kill("it had closed its connection"),
+            lambda: peer.kill("it had closed its connection"),
             reads=self.data is not self.control,
         )
         # Whether the worker has ended.
@@ -134,20 +134,20 @@ class Conversation:
         on_left = None if batch is None else batch.on_left
         try:
             if batch is not None:
-                batch.on_left = partial(self._left, call, batch, on_left)
+                batch.on_left = partial(self._cancel_item, call, batch, on_left)
             frame = await self._replies.next(call)
             while frame is not None and frame.kind is FrameKind.PART:
-                self._worker.kill("it sent a step instead of a result")
+                self._peer.kill("it sent a step instead of a result")
                 frame = await self._replies.next(call)
             if frame is None:
-                raise self._worker.death()
+                raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             if batch is not None:
                 batch.on_left = on_left
-            await self._leave(call, kind)
+            await self._finish_call(call, kind)
 
-    def _left(
+    def _cancel_item(
         self,
         call: PendingCall,
         batch: Batch,
@@ -167,7 +167,7 @@ class Conversation:
             while True:
                 frame = await self._replies.next(call)
                 if frame is None:
-                    raise self._worker.death()
+                    raise self._peer.death()
                 if frame.kind is FrameKind.END:
                     return
                 yield await self._opened(frame, HANDLER)
@@ -177,7 +177,7 @@ class Conversation:
                     self.data.send_soon(self.codec.frame(FrameKind.CREDIT, call.id, credit))
                     taken = 0
         finally:
-            await self._leave(call, FrameKind.STREAM)
+            await self._finish_call(call, FrameKind.STREAM)
 
     async def ask_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         """Makes a call on an open batch; returns when its handler has returned."""
@@ -195,9 +195,9 @@ class Conversation:
                 finally:
                     tasks.cancel_scope.cancel()
         finally:
-            await self._leave(call, FrameKind.OPEN, relay)
+            await self._finish_call(call, FrameKind.OPEN, relay)
         if frame is None:
-            raise self._worker.death()
+            raise self._peer.death()
         await self._copy(frame)
         # No other task may run from here on until the run has ended: it would take them again.
         relay.queue_again()
@@ -216,7 +216,7 @@ class Conversation:
         try:
             take_answers(frame, relay, self._where)
         except Exception as error:
-            self._worker.kill(f"it sent an invalid message: {type(error).__name__}: {error}")
+            self._peer.kill(f"it sent an invalid message: {type(error).__name__}: {error}")
 
     async def reconfigure(self, user_config: Any) -> None:
         try:
@@ -232,7 +232,7 @@ class Conversation:
             self.control.send(MessageCodec().frame(kind, call.id))
             frame = await self._replies.next(call)
             if frame is None:
-                raise self._worker.death()
+                raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             del self._replies.calls[call.id]
@@ -273,7 +273,7 @@ class Conversation:
 
     def _new_call(self, *, reads: bool) -> PendingCall:
         if self.is_over:
-            raise self._worker.death()
+            raise self._peer.death()
         call = PendingCall(next(self._ids), reads=reads)
         self._replies.calls[call.id] = call
         return call
@@ -301,7 +301,7 @@ class Conversation:
                     self.codec.unreserve(message)
                     raise
 
-    async def _leave(
+    async def _finish_call(
         self, call: PendingCall, kind: FrameKind, relay: OpenRelay | None = None
     ) -> None:
         try:
@@ -333,7 +333,7 @@ class Conversation:
             with until_overdue(self._grace_s):
                 await self._replies.see_over(call)
         if not call.is_over:
-            self._worker.kill(f"its {what} had not ended {self._grace_s:g} s after {when}")
+            self._peer.kill(f"its {what} had not ended {self._grace_s:g} s after {when}")
             with anyio.CancelScope(shield=True):
                 await self._replies.see_over(call)
 

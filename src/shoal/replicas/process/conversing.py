@@ -40,8 +40,16 @@ class ConversingReplica(Replica):
         self._conversation: Conversation | None = None
         self._description: Description | None = None
         self._is_stopped = False
-        self._reason: str | None = None  # why it was killed
+        self._reason: str | None = None  # why it was killed or is ending
         self._to_end = anyio.Event()  # set when it has ended or must end
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._to_end.set()
+
+    def kill(self, reason: str | None = None) -> None:
+        self._reason = self._reason or reason
+        self._to_end.set()
 
     @abstractmethod
     def _death(self) -> ReplicaDied | None:
@@ -49,12 +57,12 @@ class ConversingReplica(Replica):
 
     async def run(self, method: str, items: list[Any]) -> Any:
         conversation = self._working()
-        message = packed_batch(conversation, method, items)
+        message = self._packed(conversation, method, items)
         return await conversation.ask(FrameKind.RUN, message)
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
-        message = packed_batch(conversation, method, items)
+        message = self._packed(conversation, method, items)
         async with aclosing(conversation.ask_steps(message)) as steps:
             async for step in steps:
                 yield step
@@ -109,12 +117,11 @@ class ConversingReplica(Replica):
             raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
         return conversation
 
-
-def packed_batch(conversation: Conversation, method: str, items: list[Any]) -> Message:
-    batch = running_batch.get(None)
-    data = None if batch is None else batch_as_data(batch, anyio.current_time())
-    dumps = conversation.dumps
-    try:
-        return packed((method, items, data), dumps=dumps)
-    except Exception as error:
-        raise why_unsendable("item {nth} of the batch", items, error, dumps) from error
+    def _packed(self, conversation: Conversation, method: str, items: list[Any]) -> Message:
+        batch = running_batch.get(None)
+        data = None if batch is None else batch_as_data(batch, anyio.current_time())
+        dumps = conversation.dumps
+        try:
+            return packed((method, items, data), dumps=dumps)
+        except Exception as error:
+            raise why_unsendable("item {nth} of the batch", items, error, dumps) from error

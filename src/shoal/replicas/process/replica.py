@@ -108,14 +108,12 @@ class ProcessReplica(ConversingReplica):
             self._conversation = None
 
     def stop(self) -> None:
-        self._is_stopped = True
-        self._to_end.set()
+        super().stop()
         if self._worker is not None and self._description is None:
             self._worker.kill("it was stopped before it was ready")
 
-    def kill(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        self._to_end.set()
+    def kill(self, reason: str | None = None) -> None:
+        super().kill(reason)
         if self._worker is not None:
             self._worker.kill(reason)
 

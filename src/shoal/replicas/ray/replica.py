@@ -114,11 +114,10 @@ class RayReplica(ConversingReplica):
             end_use(link)
 
     def stop(self) -> None:
-        self._is_stopped = True
-        self._to_end.set()
+        super().stop()
         self._starting.cancel()
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str | None = None) -> None:
         self._link.kill(reason)
 
     def _death(self) -> ReplicaDied | None:

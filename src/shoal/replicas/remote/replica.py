@@ -22,7 +22,7 @@ from shoal.errors import NotAllowed, ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
 from shoal.replicas.contract import Replica
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.conversing import ConversingReplica, packed_batch
+from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.remote.handshake import token_in
@@ -76,29 +76,19 @@ class RemoteReplica(ConversingReplica):
                 f"{limit_s:g} s (start_timeout_s)"
             )
 
-    def stop(self) -> None:
-        self._is_stopped = True
-        self._to_end.set()
-
-    def kill(self, reason: str | None = None) -> None:
-        self._reason = self._reason or reason
-        self._to_end.set()
-
     async def run(self, method: str, items: list[Any]) -> Any:
         conversation = self._working()
         self._under_way += 1
         try:
-            message = _packed(conversation, method, items)
+            message = self._packed(conversation, method, items)
             return await conversation.ask(FrameKind.RUN, message, running_batch.get(None))
         finally:
             self._ended_one()
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        conversation = self._working()
         self._under_way += 1
         try:
-            message = _packed(conversation, method, items)
-            async with aclosing(conversation.ask_steps(message)) as steps:
+            async with aclosing(super().run_stream(method, items)) as steps:
                 async for step in steps:
                     yield step
         finally:
@@ -211,8 +201,7 @@ class RemoteReplica(ConversingReplica):
         if self._is_draining and not self._under_way:
             self._to_end.set()
 
-
-def _packed(conversation: Conversation, method: str, items: list[Any]) -> Message:
-    message = packed_batch(conversation, method, items)
-    check_size(message, "the items of a batch")
-    return message
+    def _packed(self, conversation: Conversation, method: str, items: list[Any]) -> Message:
+        message = super()._packed(conversation, method, items)
+        check_size(message, "the items of a batch")
+        return message

@@ -108,8 +108,8 @@ class Http1Call(ServedCall):
         self._shared = connection.shared
         self.line = parser.line
         self.keeps_alive = parser.keeps_alive
-        # `is_left_behind`: the connection continues without waiting for the application.
-        self.is_over = self.is_complete = self.has_begun = self.is_left_behind = False
+        # `is_detached`: the connection continues without waiting for the application.
+        self.is_over = self.is_complete = self.has_begun = self.is_detached = False
         self._is_cut_off = False
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
@@ -205,7 +205,7 @@ class Http1Call(ServedCall):
             elif length != len(data):
                 raise RuntimeError(WRONG_LENGTH)
             if closes or not self.keeps_alive or self._shared.is_draining or self._body:
-                lines += self._last_line(closes=closes)
+                lines += self._decide_keep_alive(closes=closes)
             lines += END
         connection = self._connection
         self.has_begun = True
@@ -275,8 +275,8 @@ class Http1Call(ServedCall):
                 self._body = None
                 connection.received = rest
 
-    def _last_line(self, *, closes: bool) -> bytes:
-        """Returns the header line that ends the connection; empty if it goes on."""
+    def _decide_keep_alive(self, *, closes: bool) -> bytes:
+        """Sets `keeps_alive`; returns the header line that ends the connection, if it does."""
         # A response before the end of the request is the last one. Without "Connection: close" its
         # client would send its next request, and lose it.
         if self._body is not None:
@@ -312,7 +312,7 @@ class Http1Call(ServedCall):
             lines += b"\r\ntransfer-encoding: chunked"
         else:  # the end of the connection is the end of the body
             self.keeps_alive = False
-        return lines + self._last_line(closes=closes) + END
+        return lines + self._decide_keep_alive(closes=closes) + END
 
     def _beat(self, data: bytes) -> None:
         if self.has_room():
@@ -336,7 +336,7 @@ class Http1Call(ServedCall):
         """Waits until the kernel has taken all data; returns False if the client is gone."""
         connection = self._connection
         # The connection may be sending the next response already when this task runs.
-        while connection.transport.unsent and not (self.is_over or self.is_left_behind):
+        while connection.transport.unsent and not (self.is_over or self.is_detached):
             await connection.changed.wait()
         return not self.is_over
 

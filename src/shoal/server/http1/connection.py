@@ -199,27 +199,27 @@ class Http1Connection(Receiver):
             if shared.proxies is not None:
                 shared.proxies.complete(scope)
             app = AccessLog(shared.app) if shared.options.access_log else shared.app
-            shared.started += 1
+            shared.calls_started += 1
             try:
                 await app(scope, call.receive, call.send)
             except Exception as error:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
-                path, has_left = call.line.raw_path, call.was_left
-                log_failure(error, "the application failed on %r", path, has_left=has_left)
+                path, is_gone = call.line.raw_path, call.client_disconnected
+                log_failure(error, "the application failed on %r", path, is_gone=is_gone)
             except BaseException:
                 self.abort()
                 raise
             finally:
-                shared.finished += 1
+                shared.calls_finished += 1
                 if not (call.is_complete or call.is_over):
                     if call.has_begun:
                         self.abort()  # the client must not take it for the whole response
                     else:
                         self._answer_with_error(503 if call.is_cut_off() else 500)
-            if call.is_left_behind:
+            if call.is_detached:
                 return True  # another task has continued
             if not before.is_unchanged():
-                call.is_left_behind = True
+                call.is_detached = True
                 return False
             if call.keeps_alive and not (self.received or transport.unsent):
                 self._call = None
@@ -242,15 +242,15 @@ class Http1Connection(Receiver):
 
     def _leave_behind(self, call: Http1Call) -> None:
         """Continues without the application, which has sent its response."""
-        if not call.is_left_behind:
-            call.is_left_behind = True
+        if not call.is_detached:
+            call.is_detached = True
             self._start_task()
 
     async def _end_last(self) -> None:
         """Waits until the last response is sent; ends the connection if it must."""
         last = self._call
         if last is not None:
-            last.is_left_behind = True  # whether it has returned or not
+            last.is_detached = True  # whether it has returned or not
         while self.transport.unsent and not self._is_ending:
             await self.changed.wait()
         self._call = None

@@ -50,11 +50,11 @@ class AppCall(ServedCall):
         app = shared.app
         if shared.options.access_log:
             app = AccessLog(app)
-        shared.started += 1
+        shared.calls_started += 1
         try:
             # The raw path is printable ASCII, so it can't forge a line of the log.
-            failed = "the application failed on %r"
-            with contained(failed, scope["raw_path"], has_left=lambda: self.was_left):
+            failed, is_gone = "the application failed on %r", lambda: self.client_disconnected
+            with contained(failed, scope["raw_path"], is_gone=is_gone):
                 await app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not receive an error of the call.
@@ -66,7 +66,7 @@ class AppCall(ServedCall):
             if not (self.is_over or self.is_complete):
                 self._end()
             self.disconnected()
-            shared.finished += 1
+            shared.calls_finished += 1
             self._connection.call_ended(self)
 
     # The application's side.

@@ -143,7 +143,7 @@ class Child:
             definition, user_config = _loaded(start_message)
             answers = None
             if not is_async_class(definition.target):
-                answers = self._answers_of(definition, user_config)
+                answers = self._answers_of(definition)
         except Exception as error:
             self._fail_start(frame, error)
         is_main = threading.current_thread() is threading.main_thread()
@@ -160,12 +160,9 @@ class Child:
                 backend=start_message.loop,
             )
 
-    def _answers_of(self, definition: Definition, user_config: Any) -> CallAnswers:
+    def _answers_of(self, definition: Definition) -> CallAnswers:
         instance = Instance(definition)
-        answers = CallAnswers(self.codec, instance, self.control.draining, self.control.dumps)
-        if user_config is not None:
-            answers.reconfigure_hook(user_config)
-        return answers
+        return CallAnswers(self.codec, instance, self.control.draining, self.control.dumps)
 
     def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
         work = SyncWork(answers, self.control, self.sock, self._reader)
@@ -209,7 +206,7 @@ class Child:
         parent_channel.get().clock_offset = anyio.current_time() - time.monotonic()
         try:
             if answers is None:
-                answers = self._answers_of(definition, user_config)
+                answers = self._answers_of(definition)
             instance = answers.instance
             work = make(answers, self.control, self.sock, self._reader, context)
             if user_config is not None:

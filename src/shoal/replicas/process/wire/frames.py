@@ -76,10 +76,11 @@ class FrameKind(IntEnum):
     # Parent to child, over both channels; child to parent, over the control channel:
     # Cancel the call.
     CANCEL = 7
-    # Parent to child, over the control channel:
+    # Parent to child, over the control channel. Servers have one channel, and both send pings,
+    # which have no answer there. A model server sends a drain to the server in front of it.
     PING = 8
     HEALTH = 9
-    # The backend is shutting down: set `draining`.
+    # The backend, or the model server, is shutting down.
     DRAIN = 18
     # Child to parent:
     # The answer of a call; its last frame.

@@ -98,7 +98,7 @@ class FrontEndListener(Protocol):
     def connections(self) -> CountedConnections | None: ...
 
     @property
-    def started(self) -> Callable[[str], object]: ...  # called with the URL
+    def on_listening(self) -> Callable[[str], object]: ...  # called with the URL
 
     async def run(self) -> None:
         """Keeps the workers running until the server drains and they have ended."""
