@@ -229,6 +229,8 @@ class DispatchReason(StrEnum):
     """One of its requests would have missed its deadline by waiting longer."""
     FLUSH = "flush"
     """`Batcher.flush` was called."""
+    RETRY = "retry"
+    """A request went back after a `RetryLater` or a replica's death; it waits only for a slot."""
     DRAIN = "drain"
     """The batcher is closing, and no longer waits for batches to fill."""
     OPEN = "open"

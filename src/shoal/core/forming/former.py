@@ -252,7 +252,7 @@ class Former:
         self._policy.insert(request)  # first, since a user's policy may raise
         self.live += 1
         self._left -= 1
-        self.pressures.covered.add(request)
+        self.pressures.covered[request] = None
         if self._control is not None:
             self._control.note_added(request, self.live)
 
@@ -372,7 +372,7 @@ class Former:
         self.live -= len(taken)
         self._left += len(taken)
         pressures = self.pressures
-        if pressures.covered or pressures.handed_out_flushed:
+        if pressures.covered or pressures.taken_because:
             pressures.taken(taken)
         return taken
 
@@ -443,7 +443,7 @@ class Former:
 
     def _tidy(self) -> None:
         pressures = self.pressures
-        if pressures.has_times or pressures.unseen or pressures.handed_out_flushed:
+        if pressures.has_times or pressures.unseen or pressures.taken_because:
             pressures.forget_times()
         if self._control is not None and not self.parked:
             self._control.tidy()
