@@ -47,6 +47,8 @@ class OpenQueue:
         self.occupancy = occupancy
         self._intake = intake
         self._counters = counters
+        # Why some of the requests that were taken last can't wait: FLUSH, RETRY, or None.
+        self.taken_because: DispatchReason | None = None
 
     def joined(self, batch: Batch, requests: list[Request]) -> None:
         now = self.parking.now()
@@ -72,7 +74,9 @@ class OpenQueue:
         """Takes requests that fit and have waiting callers from the queue, in order."""
         self._intake.deadlines.expire_all()
         there: list[Request] = []
+        self.taken_because = None
         while not room.is_used_up and (requests := self.former.take_within(room)):
+            self.taken_because = self.taken_because or self.former.pressures.taken_because
             departed = self.parking.departed(requests)
             for request in departed:
                 request.state = State.CANCELLED
@@ -190,7 +194,7 @@ class OpenJoining(Joining):
     def __post_init__(self) -> None:
         super().__post_init__()
         # Why the batch is closed as soon as it has taken the queued requests; None if it is not.
-        self._closes_for: DispatchReason | None = self._queue.former.pressures.taken_because
+        self._closes_for: DispatchReason | None = self._queue.taken_because
         self._has_lost = False
         self._first_at = self.batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in self.batch.members)
@@ -221,7 +225,7 @@ class OpenJoining(Joining):
             while not self.is_closed:
                 for request in self._take():
                     self._newest_at = max(self._newest_at, request.arrived_at)
-                    self._closes_for = self._closes_for or queue.former.pressures.taken_because
+                    self._closes_for = self._closes_for or queue.taken_because
                 until, reason = self._closing()
                 if until <= queue.parking.now():
                     self.batch.reason = reason
