@@ -99,7 +99,7 @@ class Run(ABC):
             else:
                 with batch.surroundings:
                     await self._run_requests(batch, batch.members, scope)
-        except (ScopesMixedUp, RuntimeError) as error:  # a scope raises RuntimeError for it
+        except ScopesMixedUp as error:
             self._fail_all(batch.members, partial(self._yields_in_scope, error.__cause__ or error))
             scope.cancel()  # so that the slot leaves it, and detects whether it can continue
         except BaseException as error:
@@ -215,6 +215,8 @@ class Run(ABC):
                         await self._run_requests(batch, part, part_scope)
                     if part_scope.cancel_called:
                         self._fail_all(part, self._timed_out)
+                except RuntimeError as error:  # `part_scope` can't be left
+                    raise ScopesMixedUp from error
                 finally:
                     batch.on_overdue = None
                     part_batch.members = []
