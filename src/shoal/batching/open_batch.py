@@ -1,7 +1,7 @@
 """The handler's interface to batches that take requests while the handler runs.
 
-The handler answers each request separately, at any time. The worker slot adds requests to the batch
-(`slots`). This module holds them until the handler takes them, and has the methods to answer them.
+The handler answers each request separately, at any time. `joining` adds requests to the batch. This
+module holds them until the handler takes them, and has the methods to answer them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class OpenBatch(Generic[T, R]):
 
     @property
     def draining(self) -> Draining:
-        """Set when the batcher begins to close; endless requests should be ended then."""
+        """Set when the batcher drains or begins to close; endless requests should be ended then."""
         return self._batch.draining
 
     @property

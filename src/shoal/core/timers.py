@@ -159,7 +159,7 @@ class Overdue:
             request, delays = what
             if not (
                 request.state in _QUEUED_OR_PARKED
-                or (request.batch is not None and request.batch.waits)
+                or (request.batch is not None and request.batch.is_queued)
             ):
                 continue
             if not delays:

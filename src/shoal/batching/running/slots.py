@@ -2,8 +2,9 @@
 
 Each slot is a task. The task itself is the permit to run a batch, so permits can't be lost. A slot
 loops: wait for its turn at the queue, take the next batch, run the handler. Only the slot that has
-the turn looks at the queue, so batches are formed one at a time and only for a free slot. With
-``max_concurrent_batches=1`` a request involves only its caller's task and the slot's.
+the turn waits for a batch to fill. A slot that has just run a batch may also take a full one
+without the turn. With ``max_concurrent_batches=1`` a request involves only its caller's task and
+the slot's.
 
 Slots are created on demand: a slot that has taken a batch creates the next one, if none waits for
 the turn and the limit allows it. So opening creates one slot, even without a limit. Of the idle
@@ -139,7 +140,7 @@ class Slots(ABC, Generic[RunT]):
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
-        # Set when the batcher begins to close; handlers can check it.
+        # Set when the batcher drains or begins to close; handlers can check it.
         self.draining = anyio.Event()
         self.coroutines: list[object] = []
         # One scope per slot; cancelling them does not cancel the task that waits for the slots.
