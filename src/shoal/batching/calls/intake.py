@@ -284,14 +284,13 @@ class Intake:
 
     def stop(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            request.state = State.FAILED
             if (batch := request.batch) is not None:
                 batch.active -= 1
                 request.batch = None
             self.fail_one(request, self.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        request.error = error
+        request.state, request.error = State.FAILED, error
         self._counters.failed += 1
         self.parking.wake_all((request,))
 

@@ -33,7 +33,7 @@ from shoal.errors import (
     WrongBatchSize,
     WrongResultType,
 )
-from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.failures.exceptions import ends_the_program, is_of_a_signal, must_propagate, own_copy
 from shoal.failures.hints import with_hint
 from shoal.failures.retry_after import retry_of
 
@@ -133,7 +133,7 @@ class Run(ABC):
         except ScopesMixedUp:
             raise
         except BaseException as error:
-            if not goes_on(error, self.parking):
+            if not must_propagate(error, self.parking):
                 failure = error
             elif (
                 self.handler.convert_error is None
@@ -190,7 +190,7 @@ class Run(ABC):
                 return
         if (retry := retry_of(failure)) is not None:
             back = [r for r in still_running(requests) if self._may_run_again(r)]
-            self.requeueing.put_back(batch, back, retry)
+            self.requeueing.retry_later(batch, back, retry)
             if rest := still_running(requests):
                 self._fail_with(batch, rest, failure)
             return

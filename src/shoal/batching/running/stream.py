@@ -22,7 +22,7 @@ from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, wait_for_readers
 from shoal.core.request import State
-from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.failures.exceptions import ends_the_program, must_propagate, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -115,7 +115,7 @@ class StreamRun(Run):
                 raise
             raise ScopesMixedUp from error
         try:
-            if interruption is not None and not goes_on(interruption, self.parking):
+            if interruption is not None and not must_propagate(interruption, self.parking):
                 raise self._yields_in_scope(failure or interruption)
             if failure is not None:
                 raise failure
