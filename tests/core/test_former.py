@@ -12,7 +12,7 @@ from shoal import BatchOptions, QueuePolicy, Request
 from shoal.core.forming.former import Former
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.request import DispatchReason, Returned, State
+from shoal.core.request import Batch, DispatchReason, Returned, State
 from shoal.policies import Pressure, WholeQueuePolicy
 
 # When a batch goes
@@ -140,8 +140,8 @@ def test_a_slot_is_woken_once_for_requests_that_come_together() -> None:
 
 @pytest.mark.parametrize("calm_before", [False, True])
 def test_a_request_must_leave_by_the_run_times_measured_meanwhile(calm_before: bool) -> None:
-    batches: dict[Any, float] = {object(): 0.0}
-    former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}), batches)
+    former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}))
+    former.batches[Batch(1, DispatchReason.FULL, [])] = 0.0
     former.reform(idle_slots=1)
     former.model.observe(1, 1.0)
     admit(former, new())

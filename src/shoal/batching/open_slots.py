@@ -36,6 +36,7 @@ class OpenSlots(Slots[OpenRun]):
         self._former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
+        # The same one: a running batch takes them up, since it may never end.
         self.run.options = options
         self._resize()
 

@@ -26,6 +26,7 @@ without a turn for other tasks. A turn after each is a tenth of `map` if the han
 
 class ClosedSlots(Slots[Run]):
     def configure(self, options: BatchOptions) -> None:
+        # A new one: a running batch keeps its options.
         self.run = replace(self.run, options=options)
         self._resize()
 

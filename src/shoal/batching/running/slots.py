@@ -115,7 +115,6 @@ class Slots(ABC, Generic[RunT]):
     def __init__(
         self,
         intake: Intake,
-        batches: dict[Batch, float],
         bell: Bell,
         run: RunT,
         on_death: Callable[[BaseException], None],
@@ -123,8 +122,7 @@ class Slots(ABC, Generic[RunT]):
     ) -> None:
         self._intake = intake
         self._former = intake.former
-        # The running batches and their start times, in seconds on the loop's clock.
-        self.batches = batches
+        self.batches = self._former.batches
         # Wakes the slot that waits for the queue to change.
         self._bell = bell
         self._parking = intake.parking

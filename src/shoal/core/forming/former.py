@@ -23,8 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
 from shoal.core.forming.limiter import Limiter
@@ -40,7 +39,7 @@ from shoal.core.request import DispatchReason, Request, State
 from shoal.core.timers import Overdue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
@@ -49,14 +48,12 @@ if TYPE_CHECKING:
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
-NONE: Final[Mapping[Batch, float]] = MappingProxyType({})
 
 
 class Former:
     def __init__(
         self,
         options: BatchOptions,
-        batches: Mapping[Batch, float] = NONE,
         members: Members[Any] = NO_MEMBERS,
         limiter: Limiter | None = None,
     ) -> None:
@@ -66,7 +63,8 @@ class Former:
         # Whether a due batch may wait for the limiter.
         self._is_limited = False
         self._decided_at = -math.inf
-        self.batches = batches
+        # The batches in the handler and their start times, in seconds; its callers keep them.
+        self.batches: dict[Batch, float] = {}
         self.closed = False
         # The option `max_queued_requests`; infinity for None, 0 once it is `closed`. While fewer
         # requests than `unchecked_below` are queued, another one needs no check.
@@ -318,9 +316,14 @@ class Former:
         self.reform()
         return failed
 
+    def drain(self) -> None:
+        """Stops waiting for batches to fill."""
+        self.pressures.draining = True
+
     def close(self) -> None:
         """Admits all parked requests, and refuses new ones from now on."""
-        self.closed = self.pressures.draining = True
+        self.drain()
+        self.closed = True
         self.bound = math.inf
         try:
             self._admit_parked()
