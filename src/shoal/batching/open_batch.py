@@ -7,7 +7,7 @@ module holds them until the handler takes them, and has the methods to answer th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import anyio.lowlevel
 
@@ -368,7 +368,6 @@ class _Steps(Generic[T, R]):
 class OpenRun(Run):
     """Runs a handler on batches that take requests while they run."""
 
-    hears_of_all: ClassVar = True
     joinings: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
     """How requests join each of the running batches."""
 

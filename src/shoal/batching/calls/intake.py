@@ -11,7 +11,7 @@ import math
 from contextvars import copy_context
 from itertools import repeat
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio.lowlevel
 
@@ -350,9 +350,7 @@ class Intake:
         )
 
 
-def result_of(request: Request) -> Any:
-    if request.error is None:
-        return request.value
+def raise_error_of(request: Request) -> NoReturn:
     try:
         raise request.error
     finally:

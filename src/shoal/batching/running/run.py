@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch, setting
 from shoal.batching.handlers.batch_results import check_results, not_results
@@ -72,9 +72,6 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    hears_of_all: ClassVar = False
-    """Whether `on_left` is called for each caller, whatever the options say."""
-
     name: str
     handler: Handler
     options: BatchOptions
@@ -90,8 +87,7 @@ class Run(ABC):
     async def run(self, batch: Batch, scope: Scope) -> None:
         # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
         # all requests have ended; otherwise the caller must end the remaining ones.
-        if self.hears_of_all or self.options.cancel_abandoned:
-            batch.on_left = partial(self._left, batch, scope)
+        batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
             if batch.surroundings is None:
@@ -113,7 +109,7 @@ class Run(ABC):
                 self._fail_all(batch.members, self._timed_out)
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        if batch.active == 0:
+        if batch.active == 0 and self.options.cancel_abandoned:
             scope.cancel()
 
     async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
@@ -151,7 +147,7 @@ class Run(ABC):
             if scope.cancel_called and batch.active:
                 self._fail_all(requests, self._timed_out)
             else:
-                await self._failed(batch, requests, scope, failure)
+                await self._failed(batch, requests, failure)
         finally:
             del failure  # its traceback holds this frame
 
@@ -180,7 +176,7 @@ class Run(ABC):
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None: ...
 
     async def _failed(
-        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
+        self, batch: Batch, requests: Sequence[Request], failure: BaseException
     ) -> None:
         """Fails the requests for which the handler raised, or runs them again."""
         if isinstance(failure, RunsAgain):

@@ -108,9 +108,9 @@ class Slots(ABC, Generic[RunT]):
     # Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
     # queue, or waits for it, or has been created or woken and has not run yet.
 
-    _are_open: ClassVar = False
+    _batches_are_open: ClassVar = False
     # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
-    _are_endless = False
+    _batches_are_endless = False
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class Slots(ABC, Generic[RunT]):
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
-        if not self._are_endless:
+        if not self._batches_are_endless:
             self._counters.run_s.gather((run_s,))
         interrupted = scope.cancel_called
         failure = batch.failure
@@ -317,12 +317,12 @@ class Slots(ABC, Generic[RunT]):
     def _notify_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
         ended = outcomes[State.FINISHED] + outcomes[State.FAILED] + outcomes[State.DECLINED]
-        retried = 0 if self._are_open else batch.size - len(batch.members)
+        retried = 0 if self._batches_are_open else batch.size - len(batch.members)
         record = BatchRecord(
             batcher=self.run.name,
             id=batch.id,
             reason=batch.reason,
-            is_open=self._are_open,
+            is_open=self._batches_are_open,
             size=batch.size,
             limit=self._former.limit.cost,
             load=batch.load,
@@ -405,8 +405,7 @@ class Slots(ABC, Generic[RunT]):
         )
         batch.free_at = free_at
         self._counters.wait_s.gather(waits)
-        if self._are_open:
-            batch.is_continuous = self.run.handler.fill == "continuous"
+        batch.is_continuous = self._batches_are_endless
         if self._counters.observers.all:
             name = self.run.name
             self._counters.observers.notify(lambda each: each.batch_began(name, batch, now))
@@ -420,7 +419,7 @@ class Slots(ABC, Generic[RunT]):
             idle = self._capacity.free - begun
         if idle < 0:  # fewer are allowed than run
             idle = 0
-        open_room = self._open_room() if self._are_open else NOTHING
+        open_room = self._open_room() if self._batches_are_open else NOTHING
         if self._former.reform(idle_slots=idle, open_room=open_room):
             self._bell.ring()
         if self._on_change is not None:

@@ -317,13 +317,11 @@ class Former:
         return failed
 
     def drain(self) -> None:
-        """Stops waiting for batches to fill."""
         self.pressures.draining = True
 
     def close(self) -> None:
         """Admits all parked requests, and refuses new ones from now on."""
-        self.drain()
-        self.closed = True
+        self.closed = self.pressures.draining = True
         self.bound = math.inf
         try:
             self._admit_parked()
