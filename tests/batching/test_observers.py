@@ -226,3 +226,45 @@ async def test_it_is_told_of_the_failed_requests_of_open_batches():
         await call(1)
     assert not told.joined
     assert told.ended == [(3, "failed")]
+
+
+class Surrounding(BatchObserver):
+    """Puts a context manager around each batch that raises when it is entered or left."""
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        self.error = error
+        self.where = where
+
+    def batch_began(self, batcher, batch, now):
+        batch.surroundings = self
+
+    def __enter__(self) -> None:
+        if self.where == "enter":
+            raise self.error
+
+    def __exit__(self, *_: object) -> None:
+        if self.where == "exit":
+            raise self.error
+
+
+@pytest.mark.parametrize("where", ["enter", "exit"])
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+async def test_what_the_surroundings_of_a_batch_raise_is_no_error_of_a_scope(kind, where):
+    async def one_more(items: list[int]) -> list[int]:
+        return [item + 1 for item in items]
+
+    error = kind("mine")
+    batcher = shoal.Batcher(one_more, name="more")
+    batcher.observers.add(Surrounding(error, where))
+    outcomes: list[Any] = []
+    with pytest.raises(BaseExceptionGroup) as raised:  # noqa: PT012
+        async with batcher as call:
+            outcomes.append(await outcome(call(1)))
+            await anyio.sleep(1)
+    assert raised.group_contains(kind, match="mine")
+    (answer,) = outcomes
+    if where == "exit":
+        assert answer == 2
+    else:
+        assert isinstance(answer, shoal.errors.BatcherClosed)
+        assert answer.__cause__ is error

@@ -129,6 +129,23 @@ async def test_the_idle_time_begins_with_the_latest_arrival(kind: Kind) -> None:
     assert handler.closed == [0, 8]
 
 
+async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left() -> None:
+    unary = Kind(streams=False)
+    for _ in range(ORDERS):
+        batcher = of(Taker(unary), unary, batch_wait_timeout_s=None)
+        async with using(batcher) as (call, tasks):
+            await settle()
+            first, second = Caller(call(1)), Caller(call(2))
+            tasks.start_soon(first.run)
+            tasks.start_soon(second.run)
+            while batcher.statistics().queued + batcher.statistics().running < 2:
+                await anyio.lowlevel.checkpoint()
+            batcher.flush()
+            first.leave()
+            await settle()
+            assert second.outcome == 2
+
+
 @pytest.mark.parametrize("settles", [True, False])
 async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> None:
     handler = Taker(kind)

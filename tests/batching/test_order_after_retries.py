@@ -1,4 +1,4 @@
-"""The order in which requests run that a `RetryLater` put back, by each rule that forms batches."""
+"""When and in which order requests run again, by each rule that forms batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,8 @@ import pytest
 
 import shoal
 from batching.scenes import Refusing, launch, outcome, outcomes, settle, using
-from shoal import RetryLater
+from shoal import OpenBatch, RetryLater
+from shoal.batching.open_relay import OpenRelay
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 from shoal.core.request import DispatchReason, Request
 
@@ -214,3 +215,53 @@ async def test_a_bucket_that_is_ready_takes_the_place_of_its_oldest_request() ->
         await gated.end(0)
         await ends(gated, batcher, 5)
     assert gated.batches[5:] == [[3], [4], [5]]
+
+
+# The reason of their batch
+
+
+async def test_a_retried_batch_is_not_called_flushed() -> None:
+    gated = Gated()
+    options: Any = {"bucket_by": lambda item: item, "max_concurrent_batches": 2}
+    batcher = shoal.Batcher(gated, batch_wait_timeout_s=None, **options)
+    async with using(batcher) as (call, tasks):
+        await launch(tasks, call(0), call(1))
+        batcher.flush()
+        await settle()
+        await gated.refuse(0)
+        await gated.refuse(1)
+        await anyio.sleep(2)
+        for number in (2, 3):
+            await gated.end(number)
+        batches = batcher.statistics().batches
+    assert gated.batches == [[0], [1], [0], [1]]
+    assert {reason: number for reason, number in batches.items() if number} == {
+        DispatchReason.FLUSH: 2,
+        DispatchReason.LIMIT: 1,
+        DispatchReason.RETRY: 1,
+    }
+
+
+async def test_requests_of_a_lost_open_batch_close_the_next_one_as_retried() -> None:
+    reasons: list[DispatchReason] = []
+    gate = anyio.Event()
+
+    async def handler(batch: OpenBatch[int, int]) -> None:
+        if not reasons:
+            reasons.append(DispatchReason.OPEN)
+            relay = OpenRelay(batch)
+            await gate.wait()
+            relay.queue_again()
+            return
+        async for request in batch:
+            request.finish(request.item)
+        reasons.append(batch.reason)
+
+    batcher = shoal.Batcher(handler, fill="open", batch_wait_timeout_s=None)
+    async with using(batcher) as (call, tasks):
+        callers = await launch(tasks, call(0))
+        callers += await launch(tasks, call(1))
+        gate.set()
+        await settle()
+        assert callers[1].outcome == 1
+    assert reasons[1] == DispatchReason.RETRY

@@ -63,11 +63,13 @@ async def test_the_shorter_of_both_limits_wins(timeout_s: float, ends: float) ->
         assert anyio.current_time() - started == pytest.approx(ends)
 
 
-async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
+@pytest.mark.parametrize("options", [{}, {"bucket_by": lambda item: item}], ids=["alike", "keys"])
+async def test_a_deadline_of_0_never_reaches_the_handler(options: Any) -> None:
     handler = Recorder()
-    async with shoal.Batcher(handler) as call:
-        with pytest.raises(shoal.errors.DeadlineExceeded):
-            await call.options(timeout_s=0)(1)
+    async with shoal.Batcher(handler, **options) as call:
+        for late in (call.options(timeout_s=0)(1), call.options(timeout_s=0).map([1])):
+            with pytest.raises(shoal.errors.DeadlineExceeded, match="was made after its deadline"):
+                await late
         await settle()
     assert handler.batches == []
 

@@ -13,8 +13,8 @@ class Loop:
     """A queue whose callers all come back, a millisecond after each batch of a second."""
 
     def __init__(self, callers: int = 4, **options: Any) -> None:
-        self.batches: dict[Batch, float] = {}
-        self.former = Former(BatchOptions.of({"max_batch_size": 8} | options), self.batches)
+        self.former = Former(BatchOptions.of({"max_batch_size": 8} | options))
+        self.batches = self.former.batches
         self.now = 0.0
         self.in_order = True  # whether the requests of a batch are in order of arrival
         self.former.reform(idle_slots=1)

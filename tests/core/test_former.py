@@ -12,7 +12,7 @@ from shoal import BatchOptions, QueuePolicy, Request
 from shoal.core.forming.former import Former
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.request import DispatchReason, State
+from shoal.core.request import Batch, DispatchReason, Returned, State
 from shoal.policies import Pressure, WholeQueuePolicy
 
 # When a batch goes
@@ -140,8 +140,8 @@ def test_a_slot_is_woken_once_for_requests_that_come_together() -> None:
 
 @pytest.mark.parametrize("calm_before", [False, True])
 def test_a_request_must_leave_by_the_run_times_measured_meanwhile(calm_before: bool) -> None:
-    batches: dict[Any, float] = {object(): 0.0}
-    former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}), batches)
+    former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}))
+    former.batches[Batch(1, DispatchReason.FULL, [])] = 0.0
     former.reform(idle_slots=1)
     former.model.observe(1, 1.0)
     admit(former, new())
@@ -201,6 +201,24 @@ def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     former.put_back([one for one in taken if one is stays])
     assert former.decide(0) == Dispatch(1, DispatchReason.FLUSH)
     assert take(former) == [stays]
+
+
+@pytest.mark.parametrize("is_flushed", [False, True])
+def test_a_retried_request_is_dispatched_at_once_and_by_its_own_reason(is_flushed: bool) -> None:
+    former = queue(new(), batch_wait_timeout_s=9)
+    former.flush()
+    (retried,) = take(former)
+    retried.state, retried.returned = State.QUEUED, Returned(1, 0)
+    admit(former, new())
+    former.insert(retried)
+    if is_flushed:
+        former.flush()
+    assert former.decide(0) == Dispatch(2, DispatchReason.RETRY)
+    former.put_back(hand_out(former))
+    assert former.decide(0) == Dispatch(2, DispatchReason.RETRY)
+    take(former)
+    admit(former, new())
+    assert isinstance(former.decide(0), Wait)
 
 
 def test_who_was_put_back_is_as_old_as_before() -> None:

@@ -121,7 +121,7 @@ def test_a_queue_is_emptied_in_linear_time(rule: str) -> None:
         options.pop("max_queued_requests", None)
         requests = [new(n / size, priority=1, key=n % 50) for n in range(size)]
         former = queue(*requests, idle=0, max_batch_size=4, **options)
-        former.pressures.draining = True
+        former.drain()
 
         def empty() -> None:
             while former.live:

@@ -106,10 +106,10 @@ def test_one_more_does_not_wake_the_slot(priority_levels):
 
 
 def test_a_flush_and_a_drain_do_not_wait():
-    def drain(former: Former) -> None:
-        former.pressures.draining = True
-
-    for act, reason in ((Former.flush, DispatchReason.FLUSH), (drain, DispatchReason.DRAIN)):
+    for act, reason in (
+        (Former.flush, DispatchReason.FLUSH),
+        (Former.drain, DispatchReason.DRAIN),
+    ):
         loop = learned()
         loop.come(1)
         loop.wait()

@@ -1,10 +1,10 @@
 """Moves requests from the queue into a batch whose handler is already running.
 
 `fill="open"`: only this batch takes from the queue until it is closed. It is closed when it is
-full, by the first request that does not fit, by its wait timeout, by a flush or a drain, or by
-`OpenBatch.leave`. A task of the worker slot adds requests as they arrive, whether the handler takes
-them or not, so the wait ends on time whatever the handler does. (TensorFlow's streaming scheduler
-does the same with a thread that closes batches.)
+full, by the first request that does not fit, by its wait timeout, by a flush or a drain, by a
+retried request, or by `OpenBatch.leave`. A task of the worker slot adds requests as they arrive,
+whether the handler takes them or not, so the wait ends on time whatever the handler does.
+(TensorFlow's streaming scheduler does the same with a thread that closes batches.)
 
 `fill="continuous"`: the batch takes requests when its handler asks for them between two steps, as
 many as have ended since. It has no exclusive use of the queue; an idle slot lets it go first.
@@ -47,6 +47,8 @@ class OpenQueue:
         self.occupancy = occupancy
         self._intake = intake
         self._counters = counters
+        # Why some of the requests that were taken last can't wait: FLUSH, RETRY, or None.
+        self.taken_because: DispatchReason | None = None
 
     def joined(self, batch: Batch, requests: list[Request]) -> None:
         now = self.parking.now()
@@ -72,7 +74,9 @@ class OpenQueue:
         """Takes requests that fit and have waiting callers from the queue, in order."""
         self._intake.deadlines.expire_all()
         there: list[Request] = []
+        self.taken_because = None
         while not room.is_used_up and (requests := self.former.take_within(room)):
+            self.taken_because = self.taken_because or self.former.pressures.taken_because
             departed = self.parking.departed(requests)
             for request in departed:
                 request.state = State.CANCELLED
@@ -189,7 +193,8 @@ class Joining(ABC):
 class OpenJoining(Joining):
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._is_flushed = self._queue.former.pressures.handed_out_flushed
+        # Why the batch is closed as soon as it has taken the queued requests; None if it is not.
+        self._closes_for: DispatchReason | None = self._queue.taken_because
         self._has_lost = False
         self._first_at = self.batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in self.batch.members)
@@ -220,7 +225,7 @@ class OpenJoining(Joining):
             while not self.is_closed:
                 for request in self._take():
                     self._newest_at = max(self._newest_at, request.arrived_at)
-                    self._is_flushed = self._is_flushed or queue.former.pressures.handed_out_flushed
+                    self._closes_for = self._closes_for or queue.taken_because
                 until, reason = self._closing()
                 if until <= queue.parking.now():
                     self.batch.reason = reason
@@ -237,7 +242,7 @@ class OpenJoining(Joining):
 
     def flush(self) -> None:
         """Closes the batch as soon as it has taken the queued requests."""
-        self._is_flushed = True
+        self._closes_for = DispatchReason.FLUSH
 
     def stepped(self, *active: int) -> None:
         pass  # such a batch is counted as a whole
@@ -246,8 +251,8 @@ class OpenJoining(Joining):
         former = self._queue.former
         if former.live or self.room.is_used_up:
             return -math.inf, DispatchReason.FULL
-        if self._is_flushed:
-            return -math.inf, DispatchReason.FLUSH
+        if self._closes_for is not None:
+            return -math.inf, self._closes_for
         if former.pressures.draining:
             return -math.inf, DispatchReason.DRAIN
         options = former.options

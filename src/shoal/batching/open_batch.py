@@ -1,13 +1,13 @@
 """The handler's interface to batches that take requests while the handler runs.
 
-The handler answers each request separately, at any time. The worker slot adds requests to the batch
-(`slots`). This module holds them until the handler takes them, and has the methods to answer them.
+The handler answers each request separately, at any time. `joining` adds requests to the batch. This
+module holds them until the handler takes them, and has the methods to answer them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import anyio.lowlevel
 
@@ -234,7 +234,7 @@ class OpenBatch(Generic[T, R]):
 
     @property
     def draining(self) -> Draining:
-        """Set when the batcher begins to close; endless requests should be ended then."""
+        """Set when the batcher drains or begins to close; endless requests should be ended then."""
         return self._batch.draining
 
     @property
@@ -368,7 +368,6 @@ class _Steps(Generic[T, R]):
 class OpenRun(Run):
     """Runs a handler on batches that take requests while they run."""
 
-    hears_of_all: ClassVar = True
     joinings: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
     """How requests join each of the running batches."""
 

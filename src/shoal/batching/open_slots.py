@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 class OpenSlots(Slots[OpenRun]):
     """Slots that start the handler with the first request, and add others as they arrive."""
 
-    _are_open: ClassVar = True
+    _batches_are_open: ClassVar = True
 
     def _prepare(self) -> None:
         self._open = self.run.joinings
         self._occupancy = self.run.counters.occupancy = Occupancy(self.batches)
         self._queue = OpenQueue(self._intake, self._bell, self.run.counters, self._occupancy)
-        self._are_endless = self.run.handler.fill == "continuous"
-        self._joining_of = ContinuousJoining if self._are_endless else OpenJoining
+        self._batches_are_endless = self.run.handler.fill == "continuous"
+        self._joining_of = ContinuousJoining if self._batches_are_endless else OpenJoining
         self._former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
+        # The same one: a running batch takes them up, since it may never end.
         self.run.options = options
         self._resize()
 
@@ -133,7 +134,7 @@ class OpenSlots(Slots[OpenRun]):
             joining.leave_queue()
             del self._open[batch]
             self._counters.batches[batch.reason] += 1
-            if not self._are_endless:
+            if not self._batches_are_endless:
                 self._counters.batch_size.gather((batch.size,))
             self._occupancy.note(self._parking.now())
             self.capacity_changed()

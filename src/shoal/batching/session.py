@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from shoal.batching.running.slots import Capacity
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Batch
 
 logger: Final = logging.getLogger("shoal")
 
@@ -88,11 +87,10 @@ class Session:
         self._capacity = capacity
         self._parking = parking_of_this_loop()
         self._bell = Bell(self._parking)
-        batches: dict[Batch, float] = {}
         if capacity is None:
-            self._former = Former(options, batches)
+            self._former = Former(options)
         else:
-            self._former = Former(options, batches, capacity.members, capacity.limiter)
+            self._former = Former(options, capacity.members, capacity.limiter)
         self._intake = Intake(
             name,
             self._former,
@@ -109,7 +107,7 @@ class Session:
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
         self._limits = LoopTimers(self._parking)
-        self.slots = self._new_slots(batches)
+        self.slots = self._new_slots()
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
@@ -212,7 +210,7 @@ class Session:
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
-        self._former.pressures.draining = True
+        self._former.drain()
         self.slots.draining.set()
         self._bell.ring()
 
@@ -223,15 +221,13 @@ class Session:
         # admission control and of the number of batches are applied at once.
         refuse_change(self._options.open, options.open)
         self._options = options
-        now = options
+        applied = options
         if self.slots.is_gathering:
-            now = _with_what_holds_at_once(self._in_force, options)
-        is_pending = now != options
+            applied = _with_what_holds_at_once(self._in_force, options)
+        is_pending = applied != options
         self._former.await_change(is_pending=is_pending)
-        if now != self._in_force or not is_pending:
-            self._take_in(now)
-        else:
-            self._former.reform()
+        if applied != self._in_force or not is_pending:
+            self._take_in(applied)
 
     def _adopt(self) -> None:
         if not self.slots.is_gathering:
@@ -277,7 +273,7 @@ class Session:
             return NO_LEVELS
         return Counter([request.priority for request in former.parked_and_queued()])
 
-    def _new_slots(self, batches: dict[Batch, float]) -> ClosedSlots | OpenSlots:
+    def _new_slots(self) -> ClosedSlots | OpenSlots:
         handler, parking, counters = self._handler, self._parking, self._counters
         hold_log = HoldLog(f"the handler {self._name}")
         requeueing = Requeueing(self._intake, counters)
@@ -285,7 +281,7 @@ class Session:
             *(self._name, handler, self._options, parking, counters, self._limits, hold_log),
             requeueing,
         )
-        queue = (self._intake, batches, self._bell)
+        queue = (self._intake, self._bell)
         if handler.fill != "closed":
             return OpenSlots(*queue, OpenRun(*made_of), self._task_died, self._capacity)
         run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)

@@ -46,7 +46,7 @@ class Wait(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """Why a batch must be dispatched now: a flush, a drain, or a request close to its deadline."""
+    """Why a batch must be dispatched now: a flush, a drain, a retry or a near deadline."""
 
     reason: DispatchReason
     request: Request | None = None

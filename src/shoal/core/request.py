@@ -50,7 +50,7 @@ class State(Enum):
     QUEUED = "queued"
     """Waits in the queue for a worker slot."""
     RUNNING = "running"
-    """Is in a batch that the handler processes."""
+    """Is in a batch that the handler processes, or shares the request of an equal call."""
     FINISHED = "finished"
     """Ended with a result, or with the end of its stream."""
     FAILED = "failed"
@@ -58,7 +58,7 @@ class State(Enum):
     DECLINED = "declined"
     """Ended with an ``HTTPException`` below 500, a response that the code chose."""
     CANCELLED = "cancelled"
-    """Its caller left."""
+    """Its caller left, or its time ran out; then `error` is set."""
 
 
 UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
@@ -74,12 +74,12 @@ class RequestBatch:
     active: int
 
     @property
-    def waits(self) -> bool:
+    def is_queued(self) -> bool:
         """Whether its requests wait for a shared request that is still queued."""
         return False
 
-    # Called with a request that its caller has left; with None if that happened before this was
-    # set.
+    # Called with a request that its caller has left; with None when an open batch closes after
+    # callers have left.
     on_left: Callable[[Request | None], object] | None
 
 
@@ -229,6 +229,8 @@ class DispatchReason(StrEnum):
     """One of its requests would have missed its deadline by waiting longer."""
     FLUSH = "flush"
     """`Batcher.flush` was called."""
+    RETRY = "retry"
+    """A request went back after a `RetryLater` or a replica's death; it waits only for a slot."""
     DRAIN = "drain"
     """The batcher is closing, and no longer waits for batches to fill."""
     OPEN = "open"
@@ -274,8 +276,8 @@ class Batch(RequestBatch):
         surroundings: A context manager around its handler; None for none. Set by an observer.
         is_continuous: Whether requests join it for as long as its batcher is open.
         load: The sum of their costs, including padding.
-        draining: Set when the batcher starts to close. A handler of endless streams should then end
-            them; it is cancelled after ``graceful_shutdown_timeout_s``.
+        draining: Set when the batcher drains or begins to close. A handler of endless streams
+            should then end them; closing cancels it after ``graceful_shutdown_timeout_s``.
         is_overdue: Whether its handler has used up the operator's time: ``handler_timeout_s`` or
             ``graceful_shutdown_timeout_s``. Callers that leave don't make it overdue.
         on_overdue: Called when it becomes overdue; internal to the engine.

@@ -83,8 +83,8 @@ class SimulatedBatcher:
         limit_s = options.handler_timeout_s
         self._limit_s = _NEVER if limit_s is None else limit_s
         self._options_factory = RequestOptionsFactory("the simulated batcher", options)
-        self._since: dict[Batch, float] = {}
-        self._former = Former(options, self._since, self._members)
+        self._former = Former(options, self._members)
+        self._since = self._former.batches
         self._has_request_options = (
             self._options_factory.of_each
             or options.request_timeout_s is not None
@@ -171,7 +171,7 @@ class SimulatedBatcher:
                     "the policy forms no batch, though requests wait and no more will arrive"
                 )
             else:
-                former.pressures.draining = True
+                former.drain()
                 self._ring(latest)
 
     def _enter(self, request: Request, arrival: float | Arrival) -> None:

@@ -81,6 +81,7 @@ class Timers:
         return len(self._heap) - self._forgotten
 
 
+MADE_LATE: Final = "was made after its deadline"
 _QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
 
 
@@ -152,12 +153,13 @@ class Overdue:
         what: Request | tuple[Request, bool]
         for what in self.timers.due(now):
             if not isinstance(what, tuple):
-                yield what, "was not answered by its deadline"
+                was_late = what.deadline is not None and what.deadline <= what.arrived_at
+                yield what, MADE_LATE if was_late else "was not answered by its deadline"
                 continue
             request, delays = what
             if not (
                 request.state in _QUEUED_OR_PARKED
-                or (request.batch is not None and request.batch.waits)
+                or (request.batch is not None and request.batch.is_queued)
             ):
                 continue
             if not delays:

@@ -106,8 +106,8 @@ def is_cancellation(error: BaseException) -> bool:
     return _holds(error, anyio.get_cancelled_exc_class())
 
 
-def goes_on(error: BaseException, parking: Parking) -> bool:
-    """Returns whether an error raised by user code must propagate."""
+def must_propagate(error: BaseException, parking: Parking) -> bool:
+    """Returns whether a user code's error must propagate; else takes back its cancellation."""
     # These must: an error that ends the program, a cancellation if a cancel scope was cancelled,
     # and the `GeneratorExit` of a discarded coroutine. All others are errors of the code itself,
     # whatever their class, also a cancellation that was not requested.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.failures.exceptions import ends_the_program, is_of_a_signal, must_propagate, own_copy
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 
@@ -75,6 +75,6 @@ class holding:  # noqa: N801 - used as a function
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, Exception) or is_of_a_signal(error):
             return
-        if not ends_the_program(error) and goes_on(error, parking_of_this_loop()):
+        if not ends_the_program(error) and must_propagate(error, parking_of_this_loop()):
             return
         raise self._convert(error) from error

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from shoal.failures.exceptions import goes_on
+from shoal.failures.exceptions import must_propagate
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ async def run_contained(connection: ServedConnection, parking: Parking) -> None:
     except BaseException as error:
         if failure is None:
             _log.warning(_LEFT_OPEN, exc_info=error)
-        elif goes_on(failure, parking):
+        elif must_propagate(failure, parking):
             raise failure from failure.__cause__
         else:  # for example a cancellation that nobody has requested
             _log.error("the application has ended a connection", exc_info=failure)

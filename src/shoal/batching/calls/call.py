@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeV
 
 import anyio
 
-from shoal.batching.calls.intake import result_of
+from shoal.batching.calls.intake import raise_error_of
 from shoal.batching.calls.mapping import MapCall, map_in_thread
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
@@ -107,7 +107,7 @@ class UnaryCall(Generic[P, R]):
         else:
             if request.options is not None:  # `configure` has given it some meanwhile
                 intake.former.overdue.forget(request)
-            result = request.value if request.error is None else result_of(request)
+            result = request.value if request.error is None else raise_error_of(request)
             return result
         # Two event loops run in this thread, and it was made in the other one. Not in the block
         # above, whose error would become the context of later errors.

@@ -12,7 +12,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import all_results, any_failed, clear_errors, outcome_of, parts_of
-from shoal.batching.calls.intake import result_of
+from shoal.batching.calls.intake import raise_error_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.separate import SeparateCalls
 from shoal.batching.calls.sharing import Sharing
@@ -117,7 +117,7 @@ class Entry:
             intake.former.overdue.forget(request)
             if request.error is None and request.state is not FINISHED:
                 raise CallerLeft("the caller left before its call was answered")
-            return request.value if request.error is None else result_of(request)
+            return request.value if request.error is None else raise_error_of(request)
         finally:
             if when_left is not None:
                 when_left(None)

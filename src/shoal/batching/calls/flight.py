@@ -68,7 +68,7 @@ class Flight(RequestBatch):
         return self
 
     @property
-    def waits(self) -> bool:
+    def is_queued(self) -> bool:
         return self.leader.state in _WAITING
 
     def done(self) -> bool:
@@ -124,7 +124,7 @@ class SharedBuffer:
 
     def wake(self) -> None:
         """Ends the streams if the request has ended; the readers already have its items."""
-        if self.flight.leader.batch is None and not self.flight.waits:
+        if self.flight.leader.batch is None and not self.flight.is_queued:
             self.ended()
 
     def offer(self) -> None:

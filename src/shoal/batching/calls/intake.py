@@ -11,7 +11,7 @@ import math
 from contextvars import copy_context
 from itertools import repeat
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio.lowlevel
 
@@ -21,6 +21,7 @@ from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.admission import QUIET, RINGING
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import UNDER_WAY, Request, State
+from shoal.core.timers import MADE_LATE
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
 from shoal.failures.held import shown
 from shoal.loops.event_loop import Home, not_open_here
@@ -96,7 +97,7 @@ class Intake:
             request.state = QUEUED
             admission = former.add(request)
         else:
-            self._prepare(request)
+            self._check_and_renew(request)
             admission = former.admit(request)
         if admission is RINGING:
             self.ring()
@@ -187,8 +188,9 @@ class Intake:
         request.error = request.batch = None
         return request
 
-    def _prepare(self, request: Request) -> None:
-        """Computes a request's options under the current ones, and checks its deadline."""
+    def _check_and_renew(self, request: Request) -> None:
+        """Checks a request's loop and deadline; computes its options under the current ones."""
+        # A call from another loop fails when it waits, but must not shed or park another before.
         former = self.former
         is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
@@ -282,14 +284,13 @@ class Intake:
 
     def stop(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            request.state = State.FAILED
             if (batch := request.batch) is not None:
                 batch.active -= 1
                 request.batch = None
             self.fail_one(request, self.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        request.error = error
+        request.state, request.error = State.FAILED, error
         self._counters.failed += 1
         self.parking.wake_all((request,))
 
@@ -325,7 +326,7 @@ class Intake:
         """Returns the error for requests with a deadline that passed before they are queued."""
         self._counters.expired += len(requests)
         self.notify_left(requests, "expired")
-        return DeadlineExceeded(f"a call to {self.name} was made after its deadline")
+        return DeadlineExceeded(f"a call to {self.name} {MADE_LATE}")
 
     def notify_left(
         self, requests: Sequence[Request], why: Unserved, now: float | None = None
@@ -349,9 +350,7 @@ class Intake:
         )
 
 
-def result_of(request: Request) -> Any:
-    if request.error is None:
-        return request.value
+def raise_error_of(request: Request) -> NoReturn:
     try:
         raise request.error
     finally:

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 IN_A_ROW_MOST: Final = 8
 HELD_MOST_S: Final = 0.0005
 """For how many batches, and for how long in seconds, full batches may begin one after the other
-without a turn for other tasks. A turn after each is a tenth of `map` if the handler does little."""
+without a pass of the event loop. One after each is a tenth of `map` if the handler does little."""
 
 
 class ClosedSlots(Slots[Run]):
     def configure(self, options: BatchOptions) -> None:
+        # A new one: a running batch keeps its options.
         self.run = replace(self.run, options=options)
         self._resize()
 
@@ -41,7 +42,7 @@ class ClosedSlots(Slots[Run]):
         innermost_scope = self._parking.innermost_scope()
         own_scope = innermost_scope()
         is_fresh = False
-        in_a_row, turn_at = 0, -math.inf
+        in_a_row, held_since = 0, -math.inf
         batch: Batch | None = None
         while batch is not None or len(self._waiting) < IDLE_SLOTS_KEPT:
             if batch is None:
@@ -54,7 +55,7 @@ class ClosedSlots(Slots[Run]):
                     self._pass_turn()
                 if batch is None:
                     return False
-                in_a_row, turn_at = 0, self.batches[batch]
+                in_a_row, held_since = 0, self.batches[batch]
             if not in_a_row or former.parked:
                 self._report_idle(begun=1)
             calls = former.calls
@@ -66,9 +67,9 @@ class ClosedSlots(Slots[Run]):
                 self._report_idle()
                 return True
             in_a_row += 1
-            if former.calls != calls:  # other tasks had a turn, and made calls
-                in_a_row, turn_at = 0, ended_at
-            if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
+            if former.calls != calls:  # other tasks ran, and made calls
+                in_a_row, held_since = 0, ended_at
+            if in_a_row < IN_A_ROW_MOST and ended_at - held_since < HELD_MOST_S:
                 if former.parked:
                     self._report_idle()  # they may join the next batch
                 if former.live >= former.limit.requests and self._count <= self._most:
@@ -85,7 +86,7 @@ class ClosedSlots(Slots[Run]):
     def _full_batch(self, now: float) -> Batch | None:
         """Takes a full batch before the callers of the last one go on; None if it must wait."""
         # The callers would take the event loop's time while the handler is idle. Not called if
-        # other tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
+        # other tasks may not have run for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
         former = self._former
         if self._intake.deadlines.asleep_until <= now:
             self._intake.deadlines.expire_all()

@@ -32,7 +32,7 @@ class Requeueing:
         self._intake = intake
         self._counters = counters
 
-    def put_back(self, batch: Batch, requests: Sequence[Request], error: RetryLater) -> None:
+    def retry_later(self, batch: Batch, requests: Sequence[Request], error: RetryLater) -> None:
         """Queues running requests again, after a pause."""
         intake = self._intake
         intake.former.limiter.pause(intake.parking.now() + pause_s(error))
@@ -55,12 +55,12 @@ class Requeueing:
                     times=returned.times + 1, deaths=returned.deaths + deaths
                 )
                 back.add(request)
-                self._put_back(batch, request)
+                self._queue_one_again(batch, request)
         # It may soon be in another batch, which this one must not end.
         batch.members = [request for request in batch.members if request not in back]
         intake.ring()
 
-    def _put_back(self, batch: Batch, request: Request) -> None:
+    def _queue_one_again(self, batch: Batch, request: Request) -> None:
         intake = self._intake
         request.batch, request.state = None, QUEUED
         batch.active -= 1
@@ -70,7 +70,6 @@ class Requeueing:
                 intake.options_factory.renew(request)  # options have changed
             intake.former.insert(request)
         except Exception as error:  # by a user's function or policy
-            request.state = State.FAILED
             intake.fail_one(request, error)
             return
         except BaseException:

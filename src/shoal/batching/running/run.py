@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch, setting
 from shoal.batching.handlers.batch_results import check_results, not_results
@@ -33,7 +33,7 @@ from shoal.errors import (
     WrongBatchSize,
     WrongResultType,
 )
-from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.failures.exceptions import ends_the_program, is_of_a_signal, must_propagate, own_copy
 from shoal.failures.hints import with_hint
 from shoal.failures.retry_after import retry_of
 
@@ -72,9 +72,6 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    hears_of_all: ClassVar = False
-    """Whether `on_left` is called for each caller, whatever the options say."""
-
     name: str
     handler: Handler
     options: BatchOptions
@@ -90,8 +87,7 @@ class Run(ABC):
     async def run(self, batch: Batch, scope: Scope) -> None:
         # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
         # all requests have ended; otherwise the caller must end the remaining ones.
-        if self.hears_of_all or self.options.cancel_abandoned:
-            batch.on_left = partial(self._left, batch, scope)
+        batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
             if batch.surroundings is None:
@@ -99,7 +95,7 @@ class Run(ABC):
             else:
                 with batch.surroundings:
                     await self._run_requests(batch, batch.members, scope)
-        except (ScopesMixedUp, RuntimeError) as error:  # a scope raises RuntimeError for it
+        except ScopesMixedUp as error:
             self._fail_all(batch.members, partial(self._yields_in_scope, error.__cause__ or error))
             scope.cancel()  # so that the slot leaves it, and detects whether it can continue
         except BaseException as error:
@@ -113,7 +109,7 @@ class Run(ABC):
                 self._fail_all(batch.members, self._timed_out)
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        if batch.active == 0:
+        if batch.active == 0 and self.options.cancel_abandoned:
             scope.cancel()
 
     async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
@@ -133,7 +129,7 @@ class Run(ABC):
         except ScopesMixedUp:
             raise
         except BaseException as error:
-            if not goes_on(error, self.parking):
+            if not must_propagate(error, self.parking):
                 failure = error
             elif (
                 self.handler.convert_error is None
@@ -151,7 +147,7 @@ class Run(ABC):
             if scope.cancel_called and batch.active:
                 self._fail_all(requests, self._timed_out)
             else:
-                await self._failed(batch, requests, scope, failure)
+                await self._failed(batch, requests, failure)
         finally:
             del failure  # its traceback holds this frame
 
@@ -180,7 +176,7 @@ class Run(ABC):
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None: ...
 
     async def _failed(
-        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
+        self, batch: Batch, requests: Sequence[Request], failure: BaseException
     ) -> None:
         """Fails the requests for which the handler raised, or runs them again."""
         if isinstance(failure, RunsAgain):
@@ -190,7 +186,7 @@ class Run(ABC):
                 return
         if (retry := retry_of(failure)) is not None:
             back = [r for r in still_running(requests) if self._may_run_again(r)]
-            self.requeueing.put_back(batch, back, retry)
+            self.requeueing.retry_later(batch, back, retry)
             if rest := still_running(requests):
                 self._fail_with(batch, rest, failure)
             return
@@ -215,6 +211,8 @@ class Run(ABC):
                         await self._run_requests(batch, part, part_scope)
                     if part_scope.cancel_called:
                         self._fail_all(part, self._timed_out)
+                except RuntimeError as error:  # `part_scope` can't be left
+                    raise ScopesMixedUp from error
                 finally:
                     batch.on_overdue = None
                     part_batch.members = []

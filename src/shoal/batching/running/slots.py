@@ -2,8 +2,9 @@
 
 Each slot is a task. The task itself is the permit to run a batch, so permits can't be lost. A slot
 loops: wait for its turn at the queue, take the next batch, run the handler. Only the slot that has
-the turn looks at the queue, so batches are formed one at a time and only for a free slot. With
-``max_concurrent_batches=1`` a request involves only its caller's task and the slot's.
+the turn waits for a batch to fill. A slot that has just run a batch may also take a full one
+without the turn. With ``max_concurrent_batches=1`` a request involves only its caller's task and
+the slot's.
 
 Slots are created on demand: a slot that has taken a batch creates the next one, if none waits for
 the turn and the limit allows it. So opening creates one slot, even without a limit. Of the idle
@@ -107,14 +108,13 @@ class Slots(ABC, Generic[RunT]):
     # Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
     # queue, or waits for it, or has been created or woken and has not run yet.
 
-    _are_open: ClassVar = False
+    _batches_are_open: ClassVar = False
     # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
-    _are_endless = False
+    _batches_are_endless = False
 
     def __init__(
         self,
         intake: Intake,
-        batches: dict[Batch, float],
         bell: Bell,
         run: RunT,
         on_death: Callable[[BaseException], None],
@@ -122,8 +122,7 @@ class Slots(ABC, Generic[RunT]):
     ) -> None:
         self._intake = intake
         self._former = intake.former
-        # The running batches and their start times, in seconds on the loop's clock.
-        self.batches = batches
+        self.batches = self._former.batches
         # Wakes the slot that waits for the queue to change.
         self._bell = bell
         self._parking = intake.parking
@@ -139,7 +138,7 @@ class Slots(ABC, Generic[RunT]):
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
-        # Set when the batcher begins to close; handlers can check it.
+        # Set when the batcher drains or begins to close; handlers can check it.
         self.draining = anyio.Event()
         self.coroutines: list[object] = []
         # One scope per slot; cancelling them does not cancel the task that waits for the slots.
@@ -301,7 +300,7 @@ class Slots(ABC, Generic[RunT]):
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
-        if not self._are_endless:
+        if not self._batches_are_endless:
             self._counters.run_s.gather((run_s,))
         interrupted = scope.cancel_called
         failure = batch.failure
@@ -318,12 +317,12 @@ class Slots(ABC, Generic[RunT]):
     def _notify_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
         ended = outcomes[State.FINISHED] + outcomes[State.FAILED] + outcomes[State.DECLINED]
-        retried = 0 if self._are_open else batch.size - len(batch.members)
+        retried = 0 if self._batches_are_open else batch.size - len(batch.members)
         record = BatchRecord(
             batcher=self.run.name,
             id=batch.id,
             reason=batch.reason,
-            is_open=self._are_open,
+            is_open=self._batches_are_open,
             size=batch.size,
             limit=self._former.limit.cost,
             load=batch.load,
@@ -406,8 +405,7 @@ class Slots(ABC, Generic[RunT]):
         )
         batch.free_at = free_at
         self._counters.wait_s.gather(waits)
-        if self._are_open:
-            batch.is_continuous = self.run.handler.fill == "continuous"
+        batch.is_continuous = self._batches_are_endless
         if self._counters.observers.all:
             name = self.run.name
             self._counters.observers.notify(lambda each: each.batch_began(name, batch, now))
@@ -421,7 +419,7 @@ class Slots(ABC, Generic[RunT]):
             idle = self._capacity.free - begun
         if idle < 0:  # fewer are allowed than run
             idle = 0
-        open_room = self._open_room() if self._are_open else NOTHING
+        open_room = self._open_room() if self._batches_are_open else NOTHING
         if self._former.reform(idle_slots=idle, open_room=open_room):
             self._bell.ring()
         if self._on_change is not None:

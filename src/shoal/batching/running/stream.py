@@ -1,4 +1,4 @@
-"""One run of a generator handler, which yields one slot for each request in every step.
+"""One run of a generator handler, which yields one value for each request in every step.
 
 The handler is blocked between its steps while some reader's buffer is full. A reader that blocks it
 for longer than ``slow_reader_timeout_s`` in total, without having caught up once, fails alone.
@@ -22,7 +22,7 @@ from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, wait_for_readers
 from shoal.core.request import State
-from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.failures.exceptions import ends_the_program, must_propagate, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -48,16 +48,16 @@ class Stepping:
         # batch runs again on another replica.
         since, used = time.perf_counter(), time.thread_time()
         try:
-            slots = step()
+            values = step()
         finally:
             self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
         may_go_on = False
         if self.waits and self.has_room:
             self.has_room = False
-            if type(slots) in (list, tuple):
-                slots = list(slots)  # the generator may change its own in the next step
-                may_go_on = self.wants_more(slots)
-        return slots, may_go_on
+            if type(values) in (list, tuple):
+                values = list(values)  # the generator may change its own in the next step
+                may_go_on = self.wants_more(values)
+        return values, may_go_on
 
 
 running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
@@ -65,10 +65,10 @@ running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
 
 
 _WRONG_SIZE: Final = (
-    "yielded {got} slots; each step must have one for each, shoal.END for a stream that is over"
+    "yielded {got} values; each step must have one for each, shoal.END for a stream that is over"
 )
 _MAY_END: Final = (Mark, type, BaseException)
-"""The kinds of slots that may end a stream; the others are items."""
+"""The kinds of values that may end a stream; the others are items."""
 
 
 class StreamRun(Run):
@@ -115,7 +115,7 @@ class StreamRun(Run):
                 raise
             raise ScopesMixedUp from error
         try:
-            if interruption is not None and not goes_on(interruption, self.parking):
+            if interruption is not None and not must_propagate(interruption, self.parking):
                 raise self._yields_in_scope(failure or interruption)
             if failure is not None:
                 raise failure
@@ -162,14 +162,16 @@ class StreamRun(Run):
         return None
 
     def _wants_more(
-        self, batch: Batch, requests: Sequence[Request], width: int, slots: list[Any]
+        self, batch: Batch, requests: Sequence[Request], width: int, values: list[Any]
     ) -> bool:
         """Returns whether the run goes on after a step, as far as the step's thread can tell."""
-        if len(slots) != width:
+        if len(values) != width:
             return False
         may_end = 0
-        if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
-            may_end = sum([slot is not SKIP and issubclass(type(slot), _MAY_END) for slot in slots])
+        if any(issubclass(kind, _MAY_END) for kind in kinds_of(values)):
+            may_end = sum(
+                [value is not SKIP and issubclass(type(value), _MAY_END) for value in values]
+            )
         return may_end < _active(batch, requests)
 
     def _may_run_again(self, request: Request) -> bool:
@@ -186,19 +188,19 @@ class StreamRun(Run):
         # `width` counts the requests and padding. `to_offer` gets the buffers with an item to pass
         # on while the next step runs; None to do so before it. Returns the requests with full
         # buffers, and whether none will be full after another step.
-        slots = self._listed(step, width, _WRONG_SIZE, is_step=True)
-        if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
-            self._end_some(requests, slots)
+        values = self._listed(step, width, _WRONG_SIZE, is_step=True)
+        if any(issubclass(kind, _MAY_END) for kind in kinds_of(values)):
+            self._end_some(requests, values)
         full: list[Request] = []
         has_room = True
         woken: list[StreamBuffer] = []
-        for request, slot in zip(requests, slots, strict=False):
+        for request, value in zip(requests, values, strict=False):
             if request.state is not RUNNING:
                 continue
             buffer: StreamBuffer = request.waiter
             items = buffer.items
-            if slot is not SKIP:
-                items.append(slot)
+            if value is not SKIP:
+                items.append(value)
                 buffer.has_sent = True
                 if buffer.passes_on is not None:
                     if to_offer is not None and len(items) < buffer.capacity:
@@ -211,19 +213,19 @@ class StreamRun(Run):
             if room < 2:
                 has_room = False
                 # One that got nothing may be full as well, once another reader has joined it.
-                if room < 1 and slot is not SKIP:
+                if room < 1 and value is not SKIP:
                     full.append(request)
         self.parking.wake_all(woken)
         return full, has_room
 
-    def _end_some(self, requests: Sequence[Request], slots: Sequence[Any]) -> None:
-        for request, slot in zip(requests, slots, strict=False):
+    def _end_some(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
+        for request, value in zip(requests, values, strict=False):
             if request.state is not RUNNING:
                 continue
-            if slot is END or slot is StopIteration or slot is StopAsyncIteration:
+            if value is END or value is StopIteration or value is StopAsyncIteration:
                 self._finish_all([request])
-            elif issubclass(type(slot), BaseException):  # __class__ may be overridden
-                self._fail(request, own_copy(slot))
+            elif issubclass(type(value), BaseException):  # __class__ may be overridden
+                self._fail(request, own_copy(value))
 
     def _goes_on_alone(self, requests: Sequence[Request]) -> bool:
         return not self.options.cancel_abandoned and any(

@@ -2,8 +2,8 @@
 
 A policy decides which requests form a batch (`policies`). Other decisions have modules of their
 own: which requests are refused or shed though there is room (`admission`), which must be dispatched
-now or have timed out (`deadlines`), which wait for callers that may call again (`regathering`), and
-when a batch may start that a service behind the handler limits (`limiter`).
+now (`pressure`), which wait for callers that may call again (`regathering`), and when a batch may
+start that a service behind the handler limits (`limiter`). `core.timers` has their time limits.
 
 `Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
 requests that are overdue, and report how many slots are idle. So the engine and the simulation use
@@ -23,8 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
 from shoal.core.forming.limiter import Limiter
@@ -40,7 +39,7 @@ from shoal.core.request import DispatchReason, Request, State
 from shoal.core.timers import Overdue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
@@ -49,14 +48,12 @@ if TYPE_CHECKING:
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
-NONE: Final[Mapping[Batch, float]] = MappingProxyType({})
 
 
 class Former:
     def __init__(
         self,
         options: BatchOptions,
-        batches: Mapping[Batch, float] = NONE,
         members: Members[Any] = NO_MEMBERS,
         limiter: Limiter | None = None,
     ) -> None:
@@ -66,7 +63,8 @@ class Former:
         # Whether a due batch may wait for the limiter.
         self._is_limited = False
         self._decided_at = -math.inf
-        self.batches = batches
+        # The batches in the handler and their start times, in seconds; its callers keep them.
+        self.batches: dict[Batch, float] = {}
         self.closed = False
         # The option `max_queued_requests`; infinity for None, 0 once it is `closed`. While fewer
         # requests than `unchecked_below` are queued, another one needs no check.
@@ -252,7 +250,7 @@ class Former:
         self._policy.insert(request)  # first, since a user's policy may raise
         self.live += 1
         self._left -= 1
-        self.pressures.covered.add(request)
+        self.pressures.covered[request] = None
         if self._control is not None:
             self._control.note_added(request, self.live)
 
@@ -318,6 +316,9 @@ class Former:
         self.reform()
         return failed
 
+    def drain(self) -> None:
+        self.pressures.draining = True
+
     def close(self) -> None:
         """Admits all parked requests, and refuses new ones from now on."""
         self.closed = self.pressures.draining = True
@@ -372,7 +373,7 @@ class Former:
         self.live -= len(taken)
         self._left += len(taken)
         pressures = self.pressures
-        if pressures.covered or pressures.handed_out_flushed:
+        if pressures.covered or pressures.taken_because:
             pressures.taken(taken)
         return taken
 
@@ -443,7 +444,7 @@ class Former:
 
     def _tidy(self) -> None:
         pressures = self.pressures
-        if pressures.has_times or pressures.unseen or pressures.handed_out_flushed:
+        if pressures.has_times or pressures.unseen or pressures.taken_because:
             pressures.forget_times()
         if self._control is not None and not self.parked:
             self._control.tidy()

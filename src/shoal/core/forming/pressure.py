@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 
-_FLUSH = Pressure(DispatchReason.FLUSH)
 _DRAIN = Pressure(DispatchReason.DRAIN)
 # Only the handler's time is measured; dispatching the batch and returning results takes some, too.
 _MARGIN = 1.05
@@ -42,12 +41,13 @@ class PressureTracker:
         # When the waiting slot decides again; minus infinity if no slot waits.
         self.asleep_until = -math.inf
         self.draining = False
-        # Whether a flush covered any of the requests that were taken last.
-        self.handed_out_flushed = False
-        # The queued requests that a flush covers.
-        self.covered: set[Request] = set()
-        # The requests of the last `take` that a flush covered.
-        self._handed_out: set[Request] = set()
+        # Why some of the requests that were taken last could not wait: FLUSH, RETRY, or None.
+        self.taken_because: DispatchReason | None = None
+        # The queued requests that wait only for a slot: a flush covers them, or they are retried.
+        # The first one decides the reason of the batch.
+        self.covered: dict[Request, None] = {}
+        # The requests of the last `take` that were `covered`.
+        self._handed_out: dict[Request, None] = {}
         self._leave_by = Timers()
         # Whether the dispatch time of any request is known.
         self.has_times = False
@@ -65,7 +65,7 @@ class PressureTracker:
         self.forget_times()
 
     def flush(self, waiting: Iterable[Request]) -> None:
-        self.covered = set(waiting)
+        self.covered = dict.fromkeys(waiting)
 
     def note_arrival(self, request: Request, due: float, live: int) -> bool:
         """Returns whether a request must be dispatched before the waiting slot decides again."""
@@ -110,12 +110,12 @@ class PressureTracker:
         self._earliest_unseen = math.inf
         self.has_times = False
         self._leave_by = Timers()
-        self._handed_out = set()
+        self._handed_out = {}
 
     def pressure(self, now: float) -> Pressure | None:
         """Returns None unless requests are `covered`, or it is `draining`, or it `has_times`."""
-        if self.covered:
-            return _FLUSH
+        if (reason := _reason_of(self.covered)) is not None:
+            return Pressure(reason)
         if self.draining:
             return _DRAIN
         first = self._first()
@@ -131,20 +131,18 @@ class PressureTracker:
         return wait if wait.until is not None and wait.until <= until else Wait(until, wait.wake_at)
 
     def left(self, request: Request) -> None:
-        if self.covered:
-            self.covered.discard(request)
+        self.covered.pop(request, None)
 
     def taken(self, requests: Sequence[Request]) -> None:
-        """Has no effect unless a flush covers a queued request, or covered one just taken."""
-        if self.covered:
-            self._handed_out = self.covered.intersection(requests)
-            self.covered -= self._handed_out
-        elif self._handed_out:
-            self._handed_out = set()
-        self.handed_out_flushed = bool(self._handed_out)
+        """Has no effect unless requests are `covered`, or some of the last `take` were."""
+        self._handed_out = {request: None for request in requests if request in self.covered}
+        self.taken_because = _reason_of(self._handed_out)
+        for request in self._handed_out:
+            del self.covered[request]
 
     def put_back(self) -> None:
-        self.covered |= {r for r in self._handed_out if r.state is State.QUEUED}
+        back = (request for request in self._handed_out if request.state is State.QUEUED)
+        self.covered = dict.fromkeys(back) | self.covered
 
     def lead_s(self, cost: float) -> float | None:
         """Returns how long before its deadline a request must be dispatched, in seconds."""
@@ -174,3 +172,10 @@ class PressureTracker:
 
 def _is_queued(request: Request) -> bool:
     return request.state is State.QUEUED
+
+
+def _reason_of(covered: Iterable[Request]) -> DispatchReason | None:
+    first = next(iter(covered), None)
+    if first is None:
+        return None
+    return DispatchReason.RETRY if hasattr(first, "returned") else DispatchReason.FLUSH

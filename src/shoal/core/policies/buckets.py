@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.policies.ranked import NOBODY_WAITS
+from shoal.core.policies.ranked import DUE_NOW, NOBODY_WAITS
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.timers import Timers
@@ -107,8 +107,8 @@ class Buckets(Rule):
         self.cost += request.cost
         if bucket.head is not None:
             self._make_ready(bucket)
-        elif bucket.due_at != NOBODY_WAITS:
-            self._plan_at(bucket, NOBODY_WAITS)
+        elif bucket.due_at != DUE_NOW:
+            self._plan_at(bucket, DUE_NOW)
 
     def remove(self, request: Request) -> None:
         bucket = self._buckets[self._key(request.options)]
@@ -158,7 +158,7 @@ class Buckets(Rule):
         bucket.head = None
         if bucket.rule.count:
             # Planned as due, so that it is checked, in its new order, when the next slot asks.
-            self._plan_at(bucket, NOBODY_WAITS)
+            self._plan_at(bucket, DUE_NOW)
         else:
             self._forget_if_empty(bucket)
         return taken
@@ -173,7 +173,7 @@ class Buckets(Rule):
             self._homes.count(requests[0], len(requests))
         if bucket.rule.count:
             self._buckets[bucket.key] = bucket
-            self._plan_at(bucket, NOBODY_WAITS)
+            self._plan_at(bucket, DUE_NOW)
 
     def waiting(self) -> Iterator[Request]:
         waiting = [

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     Rank = Callable[[Request], Any]
 
-NOBODY_WAITS = -math.inf
+NOBODY_WAITS: Final = -math.inf
+DUE_NOW: Final = -math.inf
 
 
 class Ranked(Rule):
@@ -77,7 +78,7 @@ class Ranked(Rule):
     def add(self, request: Request) -> bool:
         self.put(request)
         if self.asleep_until == NOBODY_WAITS:
-            return self._is_held and self.due_at(request.arrived_at) == NOBODY_WAITS
+            return self._is_held and self.due_at(request.arrived_at) == DUE_NOW
         return self.due_at(request.arrived_at) < self.asleep_until
 
     def put(self, request: Request) -> None:
@@ -115,7 +116,7 @@ class Ranked(Rule):
     def due_at(self, now: float) -> float:
         """Returns when a batch is due as things are now; minus infinity if it is full."""
         if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
-            return NOBODY_WAITS
+            return DUE_NOW
         return self._due(now)[0]
 
     def cost_of_all(self) -> float:

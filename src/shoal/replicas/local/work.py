@@ -19,7 +19,7 @@ import anyio.to_thread
 from shoal.batching.current import Identity, running_replica
 from shoal.batching.decorator.block import BatcherBlock, own_block
 from shoal.errors import ReplicaDied
-from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.failures.exceptions import ends_the_program, must_propagate, own_copy
 from shoal.failures.held import holding, shown
 from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.jobs import HANDLER, Job
@@ -96,7 +96,7 @@ class UnderWay:
         except GeneratorExit:  # the reader closed the stream
             raise
         except BaseException as error:
-            if scope.cancel_called and not goes_on(error, self.parking):
+            if scope.cancel_called and not must_propagate(error, self.parking):
                 raise self.died() from error
             raise
         if scope.cancel_called:

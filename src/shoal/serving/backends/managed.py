@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 from shoal.core.histogram import TIME_BOUNDS_S, Histogram
 from shoal.core.replicas.life import LONGEST_S, LifeState, ReplicaLife, Restarts
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.failures.exceptions import goes_on
+from shoal.failures.exceptions import must_propagate
 from shoal.failures.held import held, shown
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import Definition
@@ -92,7 +92,7 @@ class ManagedReplica:
             # The traceback's frames would keep this object and the replica's objects alive.
             self.failure = error.with_traceback(None)
         except BaseException as error:  # an error in a placement must not end other replicas
-            if goes_on(error, parking_of_this_loop()):
+            if must_propagate(error, parking_of_this_loop()):
                 raise
             self.failure = self._explained(f"it ended with {shown(error)}")
             self.failure.__cause__ = error

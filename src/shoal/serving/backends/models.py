@@ -17,7 +17,7 @@ import anyio
 from shoal.batching.current import running_batch, setting
 from shoal.core.request import Batch, DispatchReason, RequestOptions, State, request_of_nobody
 from shoal.errors import HandlerTimeout, ReplicaDied
-from shoal.failures.exceptions import goes_on, own_copy
+from shoal.failures.exceptions import must_propagate, own_copy
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class ModelLoader:
                     f"load_timeout_s={limit_s}"
                 )
         except BaseException as error:
-            if goes_on(error, parking_of_this_loop()):
+            if must_propagate(error, parking_of_this_loop()):
                 flight.error = ReplicaDied(f"{member.name}: its backend has ended")
                 raise
             flight.error = error
@@ -115,7 +115,7 @@ class ModelLoader:
         try:
             await _run(member, UNLOAD, model)
         except BaseException as error:
-            if goes_on(error, parking_of_this_loop()):
+            if must_propagate(error, parking_of_this_loop()):
                 raise
             logger.warning("%s: unload_model(%r) raised", member.name, model, exc_info=error)
 

@@ -23,6 +23,7 @@ export const REASONS = {
   limit: "the limit allowed it, or the time of a RetryLater was over",
   deadline: "a deadline was near",
   flush: "flush() was called",
+  retry: "it ran again, without a wait",
   drain: "the server ends",
   open: "requests join while it runs",
 };

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from shoal.batching.current import running_replica
 from shoal.batching.handlers.handler import HoldLog, in_own_context
 from shoal.batching.open_batch import OpenBatch
-from shoal.failures.exceptions import goes_on, own_copy
+from shoal.failures.exceptions import must_propagate, own_copy
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import in_thread
@@ -176,7 +176,7 @@ class AsyncWork:
                 raise ReplicaEnds(how) from error
             return FrameKind.ERROR, packed(as_data(error, self._answers.dumps))
         except BaseException as error:
-            if goes_on(error, self._parking):
+            if must_propagate(error, self._parking):
                 raise
             name = "reconfigure()" if frame.kind is FrameKind.RECONFIGURE else HANDLER
             return FrameKind.ERROR, packed(as_data(own_copy(error, name)))
@@ -232,7 +232,7 @@ class AsyncWork:
         try:
             answer = await self.call_hook(health)
         except BaseException as error:
-            if goes_on(error, self._parking):
+            if must_propagate(error, self._parking):
                 raise
             self._control.answer_health(id_, None, error)
         else:
