@@ -95,6 +95,14 @@ class Call(Item):
         return [step for step, slot in enumerate(self.script) if slot == kind]
 
     @property
+    def surely_fits(self) -> bool:
+        """Whether no function of one item can refuse it."""
+        shape = self.shape
+        if shape.cost is None or shape.key is None or shape.split != "ok":
+            return False
+        return shape.cost <= self.options.batch_limit.cost
+
+    @property
     def is_late(self) -> bool:
         return self.due <= self.arrived_at
 

@@ -62,6 +62,10 @@ class PolicyWorld(Promises):
 
     def _took_in(self) -> None:
         self.history.append(self.options)
+        accepted = {request.item.whole or request.item for request in self.requests}
+        for call in self.items:
+            if call.called and not call.ends and call not in accepted:
+                call.options = self.options  # it enters now, and is the first under these options
         self.unbound = True
         self.changed_at = anyio.current_time()
 
@@ -199,7 +203,7 @@ class PolicyWorld(Promises):
         if is_refused:
             self.refused += calls
         elif isinstance(error, shoal.errors.DeadlineExceeded):
-            self.late += calls
+            self.late += [call for call in calls if not call.is_repeated or call.surely_fits]
         for call in calls:
             call.ends += 1
         assert any(self.has_cause(call, error) for call in calls), f"no cause for {error!r}"
