@@ -81,6 +81,7 @@ class Call(Item):
     whole: Call | None = None
     parts: list[Call] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)  # by when it was made and by when it entered
+    task: int = 0  # which calls
     place: int = -1  # in the order in which calls entered the queue
     refusals: int = 0  # how often its run raised `RetryLater`
     went_back: bool = False  # whether it went back into the queue

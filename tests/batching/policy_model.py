@@ -62,9 +62,9 @@ class PolicyWorld(Promises):
 
     def _took_in(self) -> None:
         self.history.append(self.options)
-        accepted = {request.item.whole or request.item for request in self.requests}
+        task = anyio.get_current_task().id
         for call in self.items:
-            if call.called and not call.ends and call not in accepted:
+            if call.task == task and not call.ends:
                 call.options = self.options  # it enters now, and is the first under these options
         self.unbound = True
         self.changed_at = anyio.current_time()
@@ -114,6 +114,7 @@ class PolicyWorld(Promises):
             call.made_at = len(self.history) - 1
         call.arrived_at = anyio.current_time()
         call.options = self.options
+        call.task = anyio.get_current_task().id
         under = (self.history[call.made_at], call.options)
         limits = [(call.asks.timeout_s, options.request_timeout_s) for options in under]
         call.dues = [
