@@ -81,6 +81,7 @@ class Call(Item):
     whole: Call | None = None
     parts: list[Call] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)  # by when it was made and by when it entered
+    task: int = 0  # which calls
     place: int = -1  # in the order in which calls entered the queue
     refusals: int = 0  # how often its run raised `RetryLater`
     went_back: bool = False  # whether it went back into the queue
@@ -93,6 +94,14 @@ class Call(Item):
 
     def steps_of(self, kind: str) -> list[int]:
         return [step for step, slot in enumerate(self.script) if slot == kind]
+
+    @property
+    def surely_fits(self) -> bool:
+        """Whether no function of one item can refuse it."""
+        shape = self.shape
+        if shape.cost is None or shape.key is None or shape.split != "ok":
+            return False
+        return shape.cost <= self.options.batch_limit.cost
 
     @property
     def is_late(self) -> bool:

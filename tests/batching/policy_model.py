@@ -62,6 +62,10 @@ class PolicyWorld(Promises):
 
     def _took_in(self) -> None:
         self.history.append(self.options)
+        task = anyio.get_current_task().id
+        for call in self.items:
+            if call.task == task and not call.ends:
+                call.options = self.options  # it enters now, and is the first under these options
         self.unbound = True
         self.changed_at = anyio.current_time()
 
@@ -110,6 +114,7 @@ class PolicyWorld(Promises):
             call.made_at = len(self.history) - 1
         call.arrived_at = anyio.current_time()
         call.options = self.options
+        call.task = anyio.get_current_task().id
         under = (self.history[call.made_at], call.options)
         limits = [(call.asks.timeout_s, options.request_timeout_s) for options in under]
         call.dues = [
@@ -199,7 +204,7 @@ class PolicyWorld(Promises):
         if is_refused:
             self.refused += calls
         elif isinstance(error, shoal.errors.DeadlineExceeded):
-            self.late += calls
+            self.late += [call for call in calls if not call.is_repeated or call.surely_fits]
         for call in calls:
             call.ends += 1
         assert any(self.has_cause(call, error) for call in calls), f"no cause for {error!r}"

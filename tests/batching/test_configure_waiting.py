@@ -1,10 +1,24 @@
 """Options that change how batches are formed, while requests wait that came under others."""
 
+from typing import Any
+
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Held, Recorder, launch, line_up, outcome, plugged, settle
+from batching.scenes import (
+    PENDING,
+    Held,
+    Recorder,
+    Refusing,
+    launch,
+    line_up,
+    outcome,
+    plugged,
+    settle,
+    using,
+)
+from shoal import QueuePolicy, RetryLater
 
 
 @pytest.mark.parametrize(
@@ -171,3 +185,19 @@ async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_d
         await line_up(tasks, call(1))
         batcher.configure(allowed_batch_sizes=(2, 4))
     assert held.batches == [[0, 0, 0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(("before", "after"), [("delay", None), ("reject", "delay")])
+async def test_a_request_that_comes_back_keeps_the_action_at_the_end_of_its_time_in_the_queue(
+    before: Any, after: Any
+) -> None:
+    handler = Refusing([RetryLater(1)], run_s=3)
+    policies = [QueuePolicy(timeout_s=2, timeout_action=one) for one in (before, after) if one]
+    batcher = shoal.Batcher(handler, default_queue_policy=policies[0])
+    async with using(batcher) as (call, tasks):
+        (waiter,) = await launch(tasks, call(0))
+        batcher.configure(default_queue_policy=None if after is None else policies[1])
+    if before == "delay":
+        assert waiter.outcome == 0
+    else:
+        assert isinstance(waiter.outcome, shoal.errors.DeadlineExceeded)

@@ -114,6 +114,8 @@ class RequestOptions:
     # Entries of the batcher's `Timers`, for its deadline and for its time in the queue.
     timer: list[Any] | None = field(default=None, init=False)
     queue_timer: list[Any] | None = field(default=None, init=False)
+    # Whether the end of its time in the queue moves it behind others, instead of failing it.
+    delays: bool | None = field(default=None, init=False)
     # Whether it waits for a place in a full queue, whatever `overload` says.
     waits_for_room: bool = field(default=False, init=False)
 

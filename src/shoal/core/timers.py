@@ -119,9 +119,7 @@ class Overdue:
         timer = None if asked is None else asked.queue_timer
         if asked is None or timer is None or timer[2] is not None or asked.delayed_at is not None:
             return math.inf
-        policy = self._options.queue_policy(asked.priority)
-        delays = policy is not None and policy.timeout_action == "delay"
-        asked.queue_timer = self.timers.add(timer[0], (request, delays))
+        asked.queue_timer = self.timers.add(timer[0], (request,))
         return float(timer[0])
 
     def forget(self, request: Request) -> None:
@@ -136,36 +134,36 @@ class Overdue:
             asked.queue_timer = None
 
     def _watch_queued(self, request: Request, asked: RequestOptions) -> float:
-        limit_s, delays = asked.queue_timeout_s, False
+        limit_s, asked.delays = asked.queue_timeout_s, False
         policy = self._options.queue_policy(asked.priority)
         if policy is not None:
-            delays = policy.timeout_action == "delay"
+            asked.delays = policy.timeout_action == "delay"
             if policy.timeout_s is not None:
                 limit_s = policy.timeout_s if limit_s is None else min(limit_s, policy.timeout_s)
         if limit_s is None:
             return math.inf
         until = request.arrived_at + limit_s
-        asked.queue_timer = self.timers.add(until, (request, delays))
+        asked.queue_timer = self.timers.add(until, (request,))
         return until
 
     def pop(self, now: float) -> Iterator[tuple[Request, str]]:
         """Yields the requests that have timed out, with the reason for the error message."""
-        what: Request | tuple[Request, bool]
+        what: Request | tuple[Request]
         for what in self.timers.due(now):
             if not isinstance(what, tuple):
                 was_late = what.deadline is not None and what.deadline <= what.arrived_at
                 yield what, MADE_LATE if was_late else "was not answered by its deadline"
                 continue
-            request, delays = what
+            (request,) = what
             if not (
                 request.state in _QUEUED_OR_PARKED
                 or (request.batch is not None and request.batch.is_queued)
             ):
                 continue
-            if not delays:
+            assert request.options is not None
+            if not request.options.delays:
                 yield request, "waited in the queue for longer than its timeout"
                 continue
-            assert request.options is not None
             request.options.delayed_at = now
             if request.state is State.QUEUED:
                 self._demote(request)

@@ -135,7 +135,7 @@ class RequestOptionsFactory:
         asked.deadline = asked.due = None if limit_s == math.inf else now + limit_s
         if scope_deadline < math.inf and (asked.due is None or scope_deadline < asked.due):
             asked.due = scope_deadline
-        asked.delayed_at = asked.timer = asked.queue_timer = None
+        asked.delayed_at = asked.timer = asked.queue_timer = asked.delays = None
         asked.number = 0
         return asked
 
@@ -166,7 +166,7 @@ class RequestOptionsFactory:
             asked.queue_timeout_s = before.queue_timeout_s
             asked.waits_for_room = before.waits_for_room
             asked.timer, asked.queue_timer = before.timer, before.queue_timer
-            asked.delayed_at = before.delayed_at
+            asked.delayed_at, asked.delays = before.delayed_at, before.delays
         request.options = asked
         if asked.cost > self.limit_cost:
             raise self.refusal(asked.cost)
