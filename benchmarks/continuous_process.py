@@ -140,7 +140,7 @@ async def _measure(rounds: int, seconds: float) -> list[dict[str, Any]]:
     async with anyio.create_task_group() as tasks:
 
         async def run(*, task_status: anyio.abc.TaskStatus[str]) -> None:
-            await serve(app, config, shutdown=stop.wait, started=task_status.started)
+            await serve(app, config, shutdown=stop.wait, on_listening=task_status.started)
 
         url = await tasks.start(run)
         assert app.controller is not None

@@ -43,7 +43,7 @@ def main() -> int:
 
 
 async def _serve(config: HttpOptions) -> None:
-    drained = await serve(app, config, shutdown=_signalled, started=_announce)
+    drained = await serve(app, config, shutdown=_signalled, on_listening=_announce)
     if drained.started:
         cut = f"; {drained.cut:,} requests were cut off" if drained.cut else ""
         print(
