@@ -76,7 +76,9 @@ class BatcherFigures:
         if times is not None and len(times.runs_s) > 1:
             self.line = times.fixed_s, times.per_item_s
         # The mean number of requests at the server, and the most.
-        self.at_server, self.peak = _concurrency(batcher.stays, seconds)
+        self.at_server, self.peak = _concurrency(
+            zip(batcher.arrived_at, batcher.stayed_s, strict=True), seconds
+        )
         # The number of different keys, by the option that divides the requests.
         self.keys = {option: len(set(map(key, requests))) for option, key in _DIVIDING.items()}
 

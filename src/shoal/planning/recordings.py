@@ -68,7 +68,8 @@ class RecordedBatcher:
         batches: Its batches, in the order in which they ended.
         latency_s: From the arrival of each answered request to its result, in seconds.
         waits_s: How long each request of a batch had waited, in seconds.
-        stays: When each request arrived, and how long it was at the server, in seconds.
+        arrived_at: When each request arrived, in seconds from the start of the recording.
+        stayed_s: How long each of these was at the server, in seconds.
         outcomes: The number of requests by outcome, such as ``"finished"``.
     """
 
@@ -82,7 +83,8 @@ class RecordedBatcher:
     batches: list[RecordedBatch] = field(default_factory=list[RecordedBatch])
     latency_s: list[float] = field(default_factory=list[float])
     waits_s: list[float] = field(default_factory=list[float])
-    stays: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    arrived_at: list[float] = field(default_factory=list[float])
+    stayed_s: list[float] = field(default_factory=list[float])
     outcomes: Counter[str] = field(default_factory=Counter[str])
     # The number of the batch that the next requests belong to.
     _batch: Any = None
@@ -125,7 +127,8 @@ class RecordedBatcher:
         self.outcomes[outcome] += 1
         took_s = row.get("took_s")
         latency_s = at_least_0(row.get("left_s", 0.0) if took_s is None else took_s)
-        self.stays.append((at_least_0(row["at"]), latency_s))
+        self.arrived_at.append(at_least_0(row["at"]))
+        self.stayed_s.append(latency_s)
         if took_s is None or outcome != "finished":
             return
         self.latency_s.append(latency_s)
