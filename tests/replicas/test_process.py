@@ -45,6 +45,13 @@ async def test_an_error_carries_the_traceback_of_the_worker_as_a_note():
     assert "child" not in note
 
 
+@pytest.mark.parametrize("code", [Plain, Async])
+async def test_a_user_config_that_nothing_takes_fails_the_start(code):
+    async with playing(made(code, user_config=1)) as played:
+        pass
+    assert "has no method reconfigure(user_config)" in str(played.error)
+
+
 @pytest.mark.parametrize("code", [Odd, OddAsync])
 async def test_what_is_no_exception_fails_its_work_and_its_worker_lives_on(code):
     async def error_of(awaitable):

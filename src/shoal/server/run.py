@@ -87,6 +87,9 @@ class ServerRun:
 class FrontEndListener(Protocol):
     """A listener whose clients are accepted by worker processes, or by another server."""
 
+    # Beside it, the server has listeners of its own, and calls the same methods of both, in the
+    # order of `open`, `accept`, `announce_end`, `drain`, `abort`.
+
     is_for_each_address: bool  # or for the first address of the application only
     shared: Shared
     url: str
@@ -107,16 +110,16 @@ class FrontEndListener(Protocol):
         """Lets the workers accept clients; raises `OSError` if it can't listen."""
 
     async def accept(self) -> None:
-        """Waits until it is cancelled: the workers accept."""
+        """Waits until it is cancelled, while the workers accept clients."""
 
     def announce_end(self) -> None:
-        """Closes this process's socket, and lets the workers drain."""
+        """Begins the drain, before the server cancels `accept`: the workers end by themselves."""
 
     def drain(self) -> None:
-        """Does nothing: the workers close their sockets."""
+        """Accepts the clients that the kernel still holds, unless the workers do that."""
 
     def abort(self) -> None:
-        """Lets the workers close all connections by force."""
+        """Closes the connections that are left by force; also called if none are."""
 
 
 # Makes the listener. The arguments: the socket, the state that requests share, a function for the
