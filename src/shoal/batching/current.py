@@ -65,8 +65,7 @@ def current_model() -> str | None:
     options = requests[0].options if requests else None
     if options is None:
         return None
-    model: str | None = getattr(options, "model", None)  # set with the option `models`
-    return options.metadata.get("model") if model is None else model
+    return options.metadata.get("model") if options.model is None else options.model
 
 
 def current_backend_tag() -> str:

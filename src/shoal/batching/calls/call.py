@@ -102,7 +102,7 @@ class UnaryCall(Generic[P, R]):
             request = intake.enter(item, None)
             await intake.park(request)
         except BaseException as error:
-            if not await intake.drop(request, error):
+            if not await intake.end_failed_call(request, error):
                 raise
         else:
             if request.options is not None:  # `configure` has given it some meanwhile

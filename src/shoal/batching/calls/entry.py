@@ -89,14 +89,14 @@ class Entry:
         intake, request = self.intake, None
         try:
             if self._divides:
-                asked = call_options or NO_CALL_OPTIONS
-                run = partial(self._map, [item], [asked], return_exceptions=False)
+                one = [call_options or NO_CALL_OPTIONS]
+                run = partial(self._map, [item], one, return_exceptions=False)
                 [value] = await (run() if when_left is None else run_unless_left(when_left, run))
                 return value
             options = None
             if call_options is not None or self.needs_options:
-                asked = call_options or NO_CALL_OPTIONS
-                options = self._request_options_of(item, asked, self.now())
+                given = call_options or NO_CALL_OPTIONS
+                options = self._request_options_of(item, given, self.now())
             sharing = self._sharing
             if sharing is None or (call_options is not None and not call_options.share):
                 request = intake.enter(item, options)
@@ -111,7 +111,7 @@ class Entry:
             elif when_left is None:  # else its server decides when to let others run
                 await checkpoint()
         except BaseException as error:
-            if not await intake.drop(request, error):
+            if not await intake.end_failed_call(request, error):
                 raise
         else:
             intake.former.overdue.forget(request)
@@ -191,8 +191,8 @@ class Entry:
         if sharing is not None:
             options_of = partial(self.options_of, call_options=call_options)
             return await sharing.map(items, options_of, return_exceptions=return_exceptions)
-        asked = repeat(call_options or NO_CALL_OPTIONS)
-        return await self._map(items, asked, return_exceptions=return_exceptions)
+        given = repeat(call_options or NO_CALL_OPTIONS)
+        return await self._map(items, given, return_exceptions=return_exceptions)
 
     async def outcomes_of(
         self,
@@ -203,8 +203,8 @@ class Entry:
         """Makes a call for each item, with its own options; returns results and exceptions."""
         # `begun` gets a function that makes the caller of one leave.
         if self._divides:
-            asked = [options or NO_CALL_OPTIONS for options in call_options]
-            return await self._map(items, asked, return_exceptions=True)
+            given = [one or NO_CALL_OPTIONS for one in call_options]
+            return await self._map(items, given, return_exceptions=True)
         rest = iter(call_options)
         opener = self._sharing or self.intake
         calls = SeparateCalls(self.intake, opener.enter)
@@ -288,7 +288,7 @@ class Entry:
         try:
             try:
                 pairs = zip(items, call_options, strict=False)
-                calls += [divided(item, asked, now, entering) for item, asked in pairs]
+                calls += [divided(item, given, now, entering) for item, given in pairs]
                 parts = [part for one in calls if isinstance(one, list) for part in one]
                 requests = self.intake.enter_parts(parts) if parts else []
             except Exception as error:

@@ -107,7 +107,7 @@ class Intake:
             self.deadlines.watch(request)
         return request
 
-    async def drop(self, request: Request | None, error: BaseException) -> bool:
+    async def end_failed_call(self, request: Request | None, error: BaseException) -> bool:
         """Drops the request of a call that failed; returns whether another loop made the call."""
         # A refused call has no request; this executes a checkpoint for it.
         if request is not None:

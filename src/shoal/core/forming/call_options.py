@@ -120,7 +120,7 @@ class RequestOptionsFactory:
             if cost > self._most_cost:
                 raise self.refusal(cost)
             asked.cost = cost
-        asked.key = None
+        asked.key = asked.home = asked.model = None
         if self._bucket_by is not None:
             asked.key = key = self._bucket_by(item)
             try:

@@ -219,5 +219,4 @@ NO_MEMBERS: Final[Members[Any]] = Members()
 
 def home_and_model_of(batch: Batch) -> tuple[Member[Any] | None, str | None]:
     asked = batch.members[0].options
-    # It may be None. Its slots are set only with their options, `sticky_load_factor` or `models`.
-    return getattr(asked, "home", None), getattr(asked, "model", None)
+    return (None, None) if asked is None else (asked.home, asked.model)

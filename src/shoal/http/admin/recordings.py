@@ -136,10 +136,10 @@ class ArrivalRecorder(BatchObserver):
             note["priority"] = options.asked_priority
         if options.key is not None:
             note["bucket"] = self._hashed(options.key)
-        if getattr(options, "home", None) is not None:
+        if options.home is not None:
             note["shard_key"] = self._hashed(options.metadata["shard_key"])
-        if (model := getattr(options, "model", None)) is not None:
-            note["model"] = self._hashed(model)
+        if options.model is not None:
+            note["model"] = self._hashed(options.model)
         if options.deadline is not None:
             # A deadline of the batcher's option is not noted: a simulation makes it again.
             allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)

@@ -170,7 +170,7 @@ def options_as_data(requests: Sequence[Request]) -> tuple[Any, ...] | None:
         column([one.priority for one in options], 1),
         column([one.asked_priority for one in options], None),
         column([one.cost for one in options], 1),
-        column([getattr(one, "model", None) for one in options], None),
+        column([one.model for one in options], None),
         *metadata_as_data(options),
     )
 
