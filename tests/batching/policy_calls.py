@@ -156,7 +156,7 @@ class Call(Item):
         return Call(
             self.number, self.script, self.run_s, self.arrived_at, self.due,
             options=self.options, shape=self.shape, asks=self.asks, world=self.world,
-            low=low, high=high, whole=self,
+            low=low, high=high, whole=self, is_repeated=self.is_repeated,
         )  # fmt: skip
 
     def queue_ends(self) -> list[tuple[float, str]]:
