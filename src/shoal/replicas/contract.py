@@ -99,12 +99,12 @@ class Replica(ABC):
     on_leaving: Callable[[str], object] | None = None
     """Replaces the replica without a loss of work, for the given reason: its machine will stop.
 
-    The replica works until another one is ready in its place. Calls before it is ready, and further
-    calls, have no effect.
+    A placement calls it. The replica works until another one is ready in its place. Calls before it
+    is ready, and further calls, have no effect.
     """
 
     is_leaving: bool = False
-    """Whether its machine has announced its end, which is then logged at level INFO."""
+    """Set by a placement: its machine announced its end, which is logged at INFO, and no death."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
