@@ -287,10 +287,12 @@ class Intake:
             if (batch := request.batch) is not None:
                 batch.active -= 1
                 request.batch = None
+            request.state = State.FAILED
             self.fail_one(request, self.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        request.state, request.error = State.FAILED, error
+        """Counts a request whose state is FAILED already, and wakes its caller with the error."""
+        request.error = error
         self._counters.failed += 1
         self.parking.wake_all((request,))
 

@@ -109,8 +109,11 @@ class ConversingReplica(Replica):
 
     def _working(self) -> Conversation:
         death = self._death()
-        if death is not None:
-            raise death
+        try:
+            if death is not None:
+                raise death
+        finally:
+            del death  # its traceback holds this frame
         conversation = self._conversation
         if conversation is None or self._description is None or self._is_stopped:
             how = "was stopped" if self._is_stopped else "is not ready"
