@@ -12,8 +12,8 @@ from live_server import live, read_until, request, until_quiet, upgrade
 import shoal
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.streams.http1_websocket import WebSocketConnection
-from shoal.server.streams.http2 import Http2Connection
-from shoal.server.streams.http2_call import Http2Call
+from shoal.server.streams.http2 import Http2Connection, Http2Stream
+from shoal.server.streams.http2_stream import Http2Call
 from shoal.server.streams.websocket import WebSocketCall
 from shoal.server.transport import Transport
 from shoal.testing.asgi import ask
@@ -169,7 +169,7 @@ CLIENTS = {
     "a WebSocket that does not wait": (upgrade() + INVALID_FRAME * 4, b"\r\n\r\n"),
 }
 OF_CONNECTIONS = (
-    *(Transport, Http1Connection, WebSocketConnection, Http2Connection),
+    *(Transport, Http1Connection, WebSocketConnection, Http2Connection, Http2Stream),
     *(Http2Call, WebSocketCall),
 )
 

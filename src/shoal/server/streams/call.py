@@ -1,4 +1,4 @@
-"""One call of the application on an HTTP/2 stream or a WebSocket, as plain ASGI.
+"""One call of the application on an HTTP/2 stream or a WebSocket: plain ASGI over a `Wire`.
 
 The server's side consists of functions that do not wait, so that no action of a client can
 interrupt a step. Only `receive` and `send` of the application wait.
@@ -7,7 +7,7 @@ interrupt a step. Only `receive` and `send` of the application wait.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio.lowlevel
 
@@ -28,15 +28,35 @@ if TYPE_CHECKING:
     from shoal.server.streams.connection import StreamConnection
 
 
+class Wire(Protocol):
+    """Carries one call: an HTTP/2 stream or a connection. After its end, methods do nothing."""
+
+    @property
+    def connection(self) -> StreamConnection: ...
+
+    def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
+        """Sends the head of a response, with the next `send` unless it is the last."""
+
+    async def ready(self) -> None:
+        """Waits until the data that was sent before is on its way."""
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """Sends data and waits until it is on its way; a cancelled `send` sends it as well."""
+
+    def reset(self, *, is_clients_fault: bool = False) -> None:
+        """Ends it without an end mark."""
+
+
 class AppCall(ServedCall):
     _shared: Shared
     _has_sent_disconnect = _has_returned = _has_sent_head = False
     _head: tuple[int, Headers] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
 
-    def __init__(self, connection: StreamConnection, method: str, disconnect: Message) -> None:
-        self._connection = connection
-        self._shared = shared = connection.shared
+    def __init__(self, wire: Wire, method: str, disconnect: Message) -> None:
+        self._wire = wire
+        self._connection = wire.connection
+        self._shared = shared = wire.connection.shared
         self._method = method
         self._disconnect = disconnect
         self._changed = Change(shared)
@@ -92,7 +112,7 @@ class AppCall(ServedCall):
             await anyio.lowlevel.checkpoint()
         else:
             await anyio.lowlevel.checkpoint_if_cancelled()
-        await self._ready()  # nothing has changed if it is cancelled until here
+        await self._wire.ready()  # nothing has changed if it is cancelled until here
         # Otherwise it is from a task that the application left behind, or the client is gone.
         if not (self.is_over or self._has_returned):
             await self._send(message)
@@ -113,10 +133,10 @@ class AppCall(ServedCall):
         if status == 408:
             self._connection.request_timed_out()
         if self.has_begun:
-            self._reset(is_clients_fault=status < 500)
+            self._wire.reset(is_clients_fault=status < 500)
         else:
             self.refusal = status
-            self._write_head(status, [], is_last=True)
+            self._wire.head(status, [], is_last=True)
         self.disconnected()
 
     def end_early(self) -> None:
@@ -125,23 +145,7 @@ class AppCall(ServedCall):
         if not self._call_back() and not self.has_begun:
             self.refuse(503)
 
-    # What a protocol defines. After the end of its stream or connection, these do nothing.
-
-    @abstractmethod
-    def _write_head(self, status: int, fields: Headers, *, is_last: bool) -> None:
-        """Sends the head of a response, with the next `_write` unless it is the last."""
-
-    @abstractmethod
-    async def _ready(self) -> None:
-        """Waits until the data that was sent before is on its way."""
-
-    @abstractmethod
-    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Sends data and waits until it is on its way; if it is cancelled, sends it as well."""
-
-    @abstractmethod
-    def _reset(self, *, is_clients_fault: bool = False) -> None:
-        """Ends the stream or the connection without an end mark."""
+    # Parts.
 
     @abstractmethod
     def _next_message(self) -> Message | None:
@@ -151,15 +155,13 @@ class AppCall(ServedCall):
     async def _send(self, message: Message) -> None:
         pass
 
-    # Parts.
-
     def _end(self) -> None:
         if self.has_begun:  # the client must not take it for the whole response
-            self._reset()
+            self._wire.reset()
         elif self._is_cut_off:
             self.refuse(503)
         else:
-            self._write_head(500, [], is_last=True)
+            self._wire.head(500, [], is_last=True)
 
     def _begin(self, message: Message) -> None:
         """Keeps the head of a response, which is sent with the first part of its body."""
@@ -196,11 +198,11 @@ class AppCall(ServedCall):
         is_whole = is_last and not (data or self._has_sent_head)
         if not self._has_sent_head:
             self._has_sent_head = True
-            self._write_head(status, fields, is_last=is_whole)
+            self._wire.head(status, fields, is_last=is_whole)
         if is_last:
             self._complete()
         if not is_whole:
-            await self._write(data, is_last=is_last)
+            await self._wire.send(data, is_last=is_last)
 
     def _complete(self) -> None:
         self.is_complete = True
@@ -208,8 +210,9 @@ class AppCall(ServedCall):
         self._changed.signal()
 
 
-def scope_of(kind: str, version: str, parser: HeadParser, at: StreamConnection) -> Scope:
+def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
     """Returns a new scope of the request that a parser has parsed last."""
+    at = wire.connection
     return {
         **scope_at(at.shared, at.peer, at.name, kind, version, parser.line),
         "headers": list(parser.headers),

@@ -1,23 +1,26 @@
-"""A connection that was upgraded to a WebSocket, and its one call."""
+"""A connection that was upgraded to a WebSocket: the `Wire` of its one call."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal.asgi.headers import BadRequest
-from shoal.server.http1.call import error_answer
+from shoal.server.http1.call import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
 from shoal.server.http1.head import scope_of_refused
 from shoal.server.streams.connection import StreamConnection
-from shoal.server.streams.websocket import WebSocketCall, header
+from shoal.server.streams.websocket import ACCEPTED, WebSocketCall, header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.server.http1.head import HeadParser
+    from shoal.server.http1.head import Headers, HeadParser
     from shoal.server.shared import Shared
     from shoal.server.streams.connection import RunningCall
     from shoal.server.tls import TlsTransport
     from shoal.server.transport import Transport
+
+_UPGRADED: Final = b"HTTP/1.1 101 Switching Protocols"
+_UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
 
 
 class WebSocketConnection(StreamConnection):
@@ -33,6 +36,7 @@ class WebSocketConnection(StreamConnection):
         super().__init__(shared, transport, released)
         self._parser = parser
         self._call: WebSocketCall | None = None
+        self._is_chunked = False
         self._is_pinged = False
 
     def _begin(self) -> None:
@@ -87,3 +91,43 @@ class WebSocketConnection(StreamConnection):
         super().call_ended(call)
         self._call = None
         self.finish()
+
+    # The methods of a `Wire`.
+
+    @property
+    def connection(self) -> StreamConnection:
+        return self
+
+    def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
+        if status == ACCEPTED:
+            lines = b"".join(b"\r\n%b: %b" % field for field in fields)
+            self.write(_UPGRADED + lines + _UPGRADE)
+            return
+        lines, length, _ = answer_head(status, fields)
+        framing = b"\r\nconnection: close"
+        if length is None and status not in WITHOUT_BODY:
+            self._is_chunked = not is_last
+            framing += b"\r\n" + (
+                b"content-length: 0" if is_last else b"transfer-encoding: chunked"
+            )
+        self.write(lines + framing + END)
+        if is_last:
+            self.finish()
+
+    async def ready(self) -> None:
+        await self.unblocked()
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        if self._is_chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if is_last:
+                data += LAST_CHUNK
+        self.write(data)
+        if is_last:
+            self.finish()
+        else:
+            await self.unblocked()
+
+    def reset(self, *, is_clients_fault: bool = False) -> None:
+        self.abort()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -36,8 +36,8 @@ from shoal.asgi.headers import PROBLEM_JSON, BadRequest
 from shoal.server.http1.head import HeadParser, scope_of_refused
 from shoal.server.streams.call import scope_of
 from shoal.server.streams.connection import StreamConnection
-from shoal.server.streams.http2_call import Http2Call
 from shoal.server.streams.http2_head import HeadDecoder, check_trailers, read_head
+from shoal.server.streams.http2_stream import Http2Call, Http2Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +73,11 @@ class TooManyResets(Exception):
     """The client resets most of its requests before they are answered."""
 
 
+class _Open(NamedTuple):
+    stream: Http2Stream
+    call: Http2Call
+
+
 class Http2Connection(StreamConnection):
     def __init__(
         self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
@@ -80,7 +85,7 @@ class Http2Connection(StreamConnection):
         super().__init__(shared, transport, released)
         self._h2: H2Connection
         self._parser = HeadParser(shared.options)
-        self._streams: dict[int, Http2Call] = {}
+        self._streams: dict[int, _Open] = {}
         self._requests = 0
         self._resets = 0  # of requests that were not answered
         self._idle_since: float | None = None
@@ -129,15 +134,18 @@ class Http2Connection(StreamConnection):
         elif isinstance(event, DataReceived):
             await self._take_data(event)
         elif isinstance(event, StreamEnded | StreamReset | TrailersReceived):
-            call = self._streams.get(event.stream_id or 0)
-            if call is not None:
-                self._handle_end(call, event)
+            entry = self._streams.get(event.stream_id or 0)
+            if entry is not None:
+                self._handle_end(*entry, event)
 
     def _handle_end(
-        self, call: Http2Call, event: StreamEnded | StreamReset | TrailersReceived
+        self,
+        stream: Http2Stream,
+        call: Http2Call,
+        event: StreamEnded | StreamReset | TrailersReceived,
     ) -> None:
         if isinstance(event, StreamReset):
-            call.close()
+            stream.close()
             self._count_reset()
         elif isinstance(event, StreamEnded):
             call.input_ended()
@@ -148,16 +156,16 @@ class Http2Connection(StreamConnection):
                 call.refuse(error.status)
 
     async def _take_data(self, event: DataReceived) -> None:
-        call = self._streams.get(event.stream_id or 0)
+        entry = self._streams.get(event.stream_id or 0)
         data, size = event.data or b"", event.flow_controlled_length or 0
-        if call is None:
+        if entry is None:
             # A body may continue after its response was complete (an early 413). The client is
             # asked to stop, and data in flight is acknowledged, so that its other streams continue.
             with suppress(ProtocolError):
                 self._h2.acknowledge_received_data(size, event.stream_id or 0)
             self._reset(event.stream_id or 0, ErrorCodes.NO_ERROR)
         else:
-            await call.data_received(data, size)
+            await entry.call.data_received(data, size)
 
     def _count_reset(self) -> None:
         self._resets += 1
@@ -169,12 +177,12 @@ class Http2Connection(StreamConnection):
 
     def _window_opened(self, stream_id: int) -> None:
         if stream_id:
-            call = self._streams.get(stream_id)
-            if call is not None:
-                call.window_opened()
+            entry = self._streams.get(stream_id)
+            if entry is not None:
+                entry.stream.window_opened()
         else:
             for each in self._streams.values():
-                each.window_opened()
+                each.stream.window_opened()
 
     # Requests.
 
@@ -197,13 +205,13 @@ class Http2Connection(StreamConnection):
             self._refuse(stream_id, error, has_body=has_body)
             return
         ended = partial(self._stream_ended, stream_id)
+        stream = Http2Stream(self, self._h2, stream_id, ended)
         has_length = any(name == b"content-length" for name, _ in parser.headers)
         length = parser.length if has_length else None
-        method = parser.line.method
-        call = Http2Call(self, self._h2, stream_id, ended, method, length, has_body=has_body)
-        self._streams[stream_id] = call
+        call = Http2Call(stream, parser.line.method, length, has_body=has_body)
+        self._streams[stream_id] = _Open(stream, call)
         self.calls.add(call)
-        self.spawn(call.run, scope_of("http", "2", parser, self))
+        self.spawn(call.run, scope_of("http", "2", parser, stream))
 
     def _refuse(self, stream_id: int, error: BadRequest, *, has_body: bool) -> None:
         """Answers a request that the application does not see."""
@@ -228,8 +236,8 @@ class Http2Connection(StreamConnection):
         ended = self._streams.pop(stream_id, None)
         if ended is None or self.is_closed:
             return
-        if not ended.is_complete:
-            ended.disconnected()
+        if not ended.call.is_complete:
+            ended.call.disconnected()
         if self.shared.is_draining and not self._streams:
             self.write(self._farewell())
         self._set_timeout()
@@ -255,8 +263,8 @@ class Http2Connection(StreamConnection):
         self._close_streams()
 
     def _close_streams(self) -> None:
-        for call in tuple(self._streams.values()):
-            call.close()
+        for stream, _ in tuple(self._streams.values()):
+            stream.close()
 
     def client_ended(self) -> None:
         for call in tuple(self.calls):

@@ -21,7 +21,6 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
 from shoal.asgi.headers import FRAMING, length_of
-from shoal.server.http1.call import END, LAST_CHUNK, WITHOUT_BODY, answer_head
 from shoal.server.log_errors import contained
 from shoal.server.streams.call import AppCall, scope_of
 from shoal.server.timeouts import BodyTimeout
@@ -32,16 +31,15 @@ if TYPE_CHECKING:
     from starlette.types import Message, Scope
     from wsproto.events import Event
 
-    from shoal.server.http1.head import Headers, HeadParser
-    from shoal.server.streams.connection import StreamConnection
+    from shoal.server.http1.head import HeadParser
+    from shoal.server.streams.call import Wire
 
 # Limits of the messages that wait for the application.
 _MOST_MESSAGES: Final = 16
 _MOST_BYTES: Final = 2**16
 # Frames that are read in one turn: one read may bring 10,000 of them.
 _AT_ONCE: Final = 32
-_UPGRADED: Final = b"HTTP/1.1 101 Switching Protocols"
-_UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
+ACCEPTED: Final = 101  # the status
 _ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 _OF_THE_SERVER: Final = FRAMING | {
     *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
@@ -56,9 +54,9 @@ def header(parser: HeadParser, name: bytes) -> bytes:
 class WebSocketCall(AppCall):
     offered = (*AppCall.offered, "when_draining", "send_texts")
 
-    def __init__(self, connection: StreamConnection, parser: HeadParser, key: bytes) -> None:
+    def __init__(self, wire: Wire, parser: HeadParser, key: bytes) -> None:
         lost = CloseReason.ABNORMAL_CLOSURE.value
-        super().__init__(connection, "GET", {"type": "websocket.disconnect", "code": lost})
+        super().__init__(wire, "GET", {"type": "websocket.disconnect", "code": lost})
         self._key = key  # of the handshake
         offered = header(parser, b"sec-websocket-protocol").decode("ascii")
         self._subprotocols = [name.strip() for name in offered.split(",") if name.strip()]
@@ -69,10 +67,9 @@ class WebSocketCall(AppCall):
         self._message_size = 0  # bytes of it
         self._timeout: BodyTimeout | None = None  # of it
         self._on_drain: Callable[[], object] | None = None
-        self._is_chunked = False  # the response that refuses it
 
     def scope(self, parser: HeadParser) -> Scope:
-        scope = scope_of("websocket", "1.1", parser, self._connection)
+        scope = scope_of("websocket", "1.1", parser, self._wire)
         del scope["method"]
         scope["scheme"] = "wss" if scope["scheme"] == "https" else "ws"
         scope["subprotocols"] = self._subprotocols
@@ -223,12 +220,12 @@ class WebSocketCall(AppCall):
         match kind.removeprefix("websocket."):
             case "accept" if not self.has_begun:
                 self._accept(message)
-                await self._write(b"")
+                await self._wire.send(b"")
                 if self._shared.is_draining:
                     self.drain()
             case "close" if not self.has_begun:
                 self._complete()
-                self._write_head(403, [], is_last=True)
+                self._wire.head(403, [], is_last=True)
             case "http.response.start" if not self.has_begun:
                 self._begin(message)
             case "http.response.body" if self._frames is None:
@@ -256,38 +253,7 @@ class WebSocketCall(AppCall):
         fields.append((b"sec-websocket-accept", proof))
         self.has_begun = True
         self._frames = Connection(ConnectionType.SERVER)
-        lines = b"".join(b"\r\n%b: %b" % field for field in fields)
-        self._connection.write(_UPGRADED + lines + _UPGRADE)
-
-    def _write_head(self, status: int, fields: Headers, *, is_last: bool) -> None:
-        lines, length, _ = answer_head(status, fields)
-        framing = b"\r\nconnection: close"
-        if length is None and status not in WITHOUT_BODY:
-            self._is_chunked = not is_last
-            framing += b"\r\n" + (
-                b"content-length: 0" if is_last else b"transfer-encoding: chunked"
-            )
-        self._connection.write(lines + framing + END)
-        if is_last:
-            self._connection.finish()
-
-    async def _ready(self) -> None:
-        await self._connection.unblocked()
-
-    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        if self._is_chunked:
-            if data:
-                data = b"%x\r\n%b\r\n" % (len(data), data)
-            if is_last:
-                data += LAST_CHUNK
-        self._connection.write(data)
-        if is_last:
-            self._connection.finish()
-        else:
-            await self._connection.unblocked()
-
-    def _reset(self, *, is_clients_fault: bool = False) -> None:
-        self._connection.abort()
+        self._wire.head(ACCEPTED, fields, is_last=False)
 
     async def _send_message(self, message: Message) -> None:
         data, text = message.get("bytes"), message.get("text")
@@ -301,7 +267,7 @@ class WebSocketCall(AppCall):
     async def _send_event(self, event: Event) -> None:
         if self.is_open:
             assert self._frames is not None
-            await self._write(self._frames.send(event))
+            await self._wire.send(self._frames.send(event))
 
     async def _close(self, message: Message) -> None:
         assert self._frames is not None
@@ -311,7 +277,7 @@ class WebSocketCall(AppCall):
             frame = self._frames.send(CloseConnection(code=code, reason=reason or None))
         self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._complete()
-        await self._write(frame, is_last=True)
+        await self._wire.send(frame, is_last=True)
 
     def _post(self, event: Event) -> None:
         assert self._frames is not None
@@ -337,9 +303,9 @@ class WebSocketCall(AppCall):
     async def send_texts(self, texts: Iterable[bytes]) -> None:
         """Sends several messages at once, each valid UTF-8."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        await self._ready()
+        await self._wire.ready()
         if self.is_open and self._frames is not None:
             frames = [self._frames.send(TextMessage(str(text, "utf-8"))) for text in texts]
-            await self._write(b"".join(frames))
+            await self._wire.send(b"".join(frames))
         else:
             await anyio.lowlevel.checkpoint()

@@ -35,25 +35,15 @@ if TYPE_CHECKING:
 _FRAME: Final = 2**14
 
 
-# From this size of unread data on, the client may have no room to send.
-_MUCH_UNREAD: Final = 2**15
-
-
-class Http2Call(AppCall):
-    """A stream and its call; `ended` is called when nothing more can be sent."""
-
+class Http2Stream:
     def __init__(
         self,
         connection: StreamConnection,
         h2: H2Connection,
         stream_id: int,
         ended: Callable[[], object],
-        method: str,
-        length: int | None,
-        *,
-        has_body: bool,
     ) -> None:
-        super().__init__(connection, method, {"type": "http.disconnect"})
+        self.connection = connection
         self._h2 = h2
         self._id = stream_id
         self._ended = ended
@@ -61,8 +51,130 @@ class Http2Call(AppCall):
         self._order = anyio.Lock(fast_acquire=True)
         self._rest: deque[memoryview] = deque()
         self._ends = False
-        self._window = Change(self._shared)
+        self._window = Change(connection.shared)
         self._is_closed = False
+
+    def window_opened(self) -> None:
+        self._window.signal()
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._rest.clear()
+            self._window.signal()
+            self._ended()
+
+    # The methods of a `Wire`.
+
+    def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
+        if self._is_closed:
+            return
+        fields = [(b":status", b"%d" % status), *fields]
+        if all(name != b"date" for name, _ in fields):
+            fields.append((b"date", http_date(int(time.time()))))
+        with suppress(ProtocolError):  # the client has reset it, and the event follows
+            self._h2.send_headers(self._id, fields, end_stream=is_last)
+        if is_last:
+            self._flush()
+            self.close()
+
+    async def ready(self) -> None:
+        if self._rest:
+            await self._send_rest()
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        if not self._is_closed:
+            self._rest.append(memoryview(data))
+            self._ends = self._ends or is_last
+            try:
+                await self._send_rest()
+            finally:
+                if self._rest:  # it was cancelled
+                    self.connection.spawn(self._send_rest)
+
+    def reset(self, *, is_clients_fault: bool = False) -> None:
+        self._reset(ErrorCodes.PROTOCOL_ERROR if is_clients_fault else ErrorCodes.INTERNAL_ERROR)
+
+    def acknowledge(self, size: int) -> None:
+        """Lets the client send `size` more bytes."""
+        # The data of an ended stream still opens the connection's window.
+        if not self.connection.is_closed:
+            with suppress(ProtocolError):
+                self._h2.acknowledge_received_data(size, self._id)
+            self._flush()
+
+    # Parts.
+
+    def _flush(self) -> None:
+        self.connection.write(self._h2.data_to_send())
+
+    def _reset(self, code: ErrorCodes) -> None:
+        if not self._is_closed:
+            with suppress(ProtocolError):  # the client has reset it first
+                self._h2.reset_stream(self._id, code)
+            self._flush()
+            self.close()
+
+    async def _send_rest(self) -> None:
+        """Sends unsent messages; resets the stream if the client does not take them in time."""
+        timeout_s = self.connection.shared.options.send_timeout_s
+        async with self._order:
+            size = sum(map(len, self._rest))
+            with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
+                await self._send_frames()
+            if scope.cancelled_caught:
+                self.connection.request_timed_out()
+                self._reset(ErrorCodes.CANCEL)
+
+    async def _send_frames(self) -> None:
+        connection, has_room = self.connection, False
+        while self._rest:
+            left = self._rest[0]
+            try:
+                window = self._h2.local_flow_control_window(self._id)
+                # A client may shrink its windows, which can make them negative.
+                size = max(0, min(window, self._h2.max_outbound_frame_size, len(left)))
+                if left and not size:
+                    self._flush()  # the head; this may find the client gone
+                    if self._rest:
+                        await self._window.wait()
+                elif size >= _FRAME and not has_room:
+                    await connection.room()
+                    has_room = True
+                elif connection.is_blocked:
+                    await connection.unblocked()
+                else:
+                    has_room = False
+                    self._send_frame(left, size)
+            except ProtocolError:  # h2 has ended the stream, and the event follows
+                self.close()
+
+    def _send_frame(self, left: memoryview, size: int) -> None:
+        """Sends a part of the first unsent message, or all of it."""
+        if size < len(left):
+            self._rest[0] = left[size:]
+        else:
+            self._rest.popleft()
+        is_last = self._ends and not self._rest
+        if size:
+            self._h2.send_data(self._id, bytes(left[:size]), end_stream=is_last)
+        elif is_last:
+            self._h2.end_stream(self._id)  # which needs no window
+        self._flush()
+        if is_last:
+            self.close()
+
+
+# From this size of unread data on, the client may have no room to send.
+_MUCH_UNREAD: Final = 2**15
+
+
+class Http2Call(AppCall):
+    def __init__(
+        self, stream: Http2Stream, method: str, length: int | None, *, has_body: bool
+    ) -> None:
+        super().__init__(stream, method, {"type": "http.disconnect"})
+        self._stream = stream
         self._not_acknowledged = 0
         self._to_come = length  # bytes, if the head has a length
         self._body = bytearray()
@@ -126,117 +238,12 @@ class Http2Call(AppCall):
         super()._complete()
         self._end_timeout()
 
+    def _acknowledge(self) -> None:
+        size, self._not_acknowledged = self._not_acknowledged, 0
+        if size:
+            self._stream.acknowledge(size)
+
     def _end_timeout(self) -> None:
         if self._timeout is not None:
             self._timeout.close()
             self._timeout = None
-
-    # The stream.
-
-    def window_opened(self) -> None:
-        self._window.signal()
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._rest.clear()
-            self._window.signal()
-            self._ended()
-
-    def _write_head(self, status: int, fields: Headers, *, is_last: bool) -> None:
-        if self._is_closed:
-            return
-        fields = [(b":status", b"%d" % status), *fields]
-        if all(name != b"date" for name, _ in fields):
-            fields.append((b"date", http_date(int(time.time()))))
-        with suppress(ProtocolError):  # the client has reset it, and the event follows
-            self._h2.send_headers(self._id, fields, end_stream=is_last)
-        if is_last:
-            self._flush()
-            self.close()
-
-    async def _ready(self) -> None:
-        if self._rest:
-            await self._send_rest()
-
-    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        if not self._is_closed:
-            self._rest.append(memoryview(data))
-            self._ends = self._ends or is_last
-            try:
-                await self._send_rest()
-            finally:
-                if self._rest:  # it was cancelled
-                    self._connection.spawn(self._send_rest)
-
-    def _reset(self, *, is_clients_fault: bool = False) -> None:
-        code = ErrorCodes.PROTOCOL_ERROR if is_clients_fault else ErrorCodes.INTERNAL_ERROR
-        self._reset_with(code)
-
-    def _reset_with(self, code: ErrorCodes) -> None:
-        if not self._is_closed:
-            with suppress(ProtocolError):  # the client has reset it first
-                self._h2.reset_stream(self._id, code)
-            self._flush()
-            self.close()
-
-    def _acknowledge(self) -> None:
-        """Lets the client send more, for the data that was processed."""
-        size, self._not_acknowledged = self._not_acknowledged, 0
-        # The data of an ended stream still opens the connection's window.
-        if size and not self._connection.is_closed:
-            with suppress(ProtocolError):
-                self._h2.acknowledge_received_data(size, self._id)
-            self._flush()
-
-    def _flush(self) -> None:
-        self._connection.write(self._h2.data_to_send())
-
-    async def _send_rest(self) -> None:
-        """Sends unsent messages; resets the stream if the client does not take them in time."""
-        timeout_s = self._shared.options.send_timeout_s
-        async with self._order:
-            size = sum(map(len, self._rest))
-            with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
-                await self._send_frames()
-            if scope.cancelled_caught:
-                self._connection.request_timed_out()
-                self._reset_with(ErrorCodes.CANCEL)
-
-    async def _send_frames(self) -> None:
-        connection, has_room = self._connection, False
-        while self._rest:
-            left = self._rest[0]
-            try:
-                window = self._h2.local_flow_control_window(self._id)
-                # A client may shrink its windows, which can make them negative.
-                size = max(0, min(window, self._h2.max_outbound_frame_size, len(left)))
-                if left and not size:
-                    self._flush()  # the head; this may find the client gone
-                    if self._rest:
-                        await self._window.wait()
-                elif size >= _FRAME and not has_room:
-                    await connection.room()
-                    has_room = True
-                elif connection.is_blocked:
-                    await connection.unblocked()
-                else:
-                    has_room = False
-                    self._send_frame(left, size)
-            except ProtocolError:  # h2 has ended the stream, and the event follows
-                self.close()
-
-    def _send_frame(self, left: memoryview, size: int) -> None:
-        """Sends a part of the first unsent message, or all of it."""
-        if size < len(left):
-            self._rest[0] = left[size:]
-        else:
-            self._rest.popleft()
-        is_last = self._ends and not self._rest
-        if size:
-            self._h2.send_data(self._id, bytes(left[:size]), end_stream=is_last)
-        elif is_last:
-            self._h2.end_stream(self._id)  # which needs no window
-        self._flush()
-        if is_last:
-            self.close()
