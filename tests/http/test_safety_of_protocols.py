@@ -329,31 +329,29 @@ async def test_other_hosts_and_origins_are_refused(host, origin, status):
     common = [(b":scheme", b"http"), (b":authority", host.encode())]
     common += [(b"origin", origin.encode())] if origin else []
     post = [(b":method", b"POST"), (b":path", b"/any"), *common]
-    handshake = head(
-        "GET",
-        "/any",
-        f"Host: {host}",
-        *of_page,
-        *("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
-        *("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol: shoal.v1"),
-    )
+    connect = [
+        *((b":method", b"CONNECT"), (b":protocol", b"websocket"), (b":path", b"/any")),
+        *common,
+        (b"sec-websocket-version", b"13"),
+        (b"sec-websocket-protocol", b"shoal.v1"),
+    ]
     async with live(app, allowed_hosts=[]) as server:
         answer = await server.talk(asked)
         assert answer.startswith(b"HTTP/1.1 " + status)
         assert b"access-control-" not in answer.lower()
         client = Http2Client(await server.connect())
         async with client.stream:
-            stream = client.connection.get_next_available_stream_id()
-            headers = [*post, (b"content-type", b"application/json")]
-            client.connection.send_headers(stream, headers)
-            client.connection.send_data(stream, item, end_stream=True)
-            await client.flush()
-            answer = await client.wait_for(h2.events.ResponseReceived, stream)
-            assert dict(answer.headers)[b":status"] == status
-        async with await server.connect() as stream:
-            await stream.send_all(handshake)
-            answer = await read_until(stream, b"\r\n\r\n")
-            assert answer.startswith(b"HTTP/1.1 " + (b"101" if status == b"200" else status))
+            for headers, body in (
+                ([*post, (b"content-type", b"application/json")], item),
+                (connect, None),
+            ):
+                stream = client.connection.get_next_available_stream_id()
+                client.connection.send_headers(stream, headers)
+                if body is not None:
+                    client.connection.send_data(stream, body, end_stream=True)
+                await client.flush()
+                answer = await client.wait_for(h2.events.ResponseReceived, stream)
+                assert dict(answer.headers)[b":status"] == status, headers
 
 
 # Rule 4: nothing is unpickled.

@@ -10,6 +10,14 @@ pytestmark = pytest.mark.real_time
 
 HTTP1, HTTP2 = "http1", "http2"
 PROTOCOLS = [HTTP1, HTTP2]
+WEBSOCKET = [
+    (b":method", b"CONNECT"),
+    (b":protocol", b"websocket"),
+    (b":path", b"/"),
+    (b":scheme", b"http"),
+    (b":authority", b"shoal.test"),
+    (b"sec-websocket-version", b"13"),
+]
 
 
 def start(length=None, headers=()):
@@ -77,19 +85,22 @@ def headers_of(event):
     return getattr(event, "headers", None) or ()
 
 
-WEBSOCKET = "websocket"
+def open_websocket(client):
+    stream_id = client.connection.get_next_available_stream_id()
+    client.connection.send_headers(stream_id, WEBSOCKET)
+    return stream_id
 
 
-async def status_over(protocol, app):
+async def status_over(protocol, app, *, websocket=False):
     """The status of a response, which has no header ``x-a``."""
-    if protocol is not HTTP2:
+    if protocol is HTTP1:
         async with live(app) as server:
-            asked = upgrade() if protocol is WEBSOCKET else request("/", close=True)
-            answer = await server.talk(asked)
+            answer = await server.talk(upgrade() if websocket else request("/", close=True))
         assert b"x-a" not in answer
         return int(answer.split()[1])
     async with http2(app) as client:
-        events, _ = await end_of(client, client.ask())
+        stream_id = open_websocket(client) if websocket else client.ask()
+        events, _ = await end_of(client, stream_id)
         return int(status_of(events))
 
 
@@ -190,25 +201,35 @@ WAYS = {
 
 
 @pytest.mark.parametrize("app", WAYS.values(), ids=WAYS)
+async def test_each_end_of_a_websocket_ends_its_stream(app):
+    async with http2(app) as client:
+        for _ in range(2):
+            await end_of(client, open_websocket(client))
+
+
+@pytest.mark.parametrize("app", WAYS.values(), ids=WAYS)
 async def test_each_end_of_a_websocket_ends_its_connection(app):
     async with live(app) as server:
         assert await server.talk(upgrade())
 
 
-async def test_the_closing_frame_of_a_websocket_comes_before_the_end_of_its_connection():
-    async with live(App([ACCEPT], fails=True)) as server:
-        assert (await server.talk(upgrade())).endswith(b"\r\n\r\n\x88\x02\x03\xf3")
+async def test_the_closing_frame_of_a_websocket_comes_before_the_end_of_its_stream():
+    async with http2(App([ACCEPT], fails=True)) as client:
+        events, end = await end_of(client, open_websocket(client))
+        data = b"".join(one.data for one in events if isinstance(one, h2.events.DataReceived))
+        assert (data, type(end)) == (b"\x88\x02\x03\xf3", h2.events.StreamEnded)
 
 
 BAD_VALUES = [b"a\x1bb", b"a\x0bb", b"a\x7fb", b"a\0b", b"a\r\nb: c", b"a\nb", b"\x08"]
 
 
 @pytest.mark.parametrize("value", BAD_VALUES)
-@pytest.mark.parametrize("protocol", [*PROTOCOLS, WEBSOCKET])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_control_character_in_a_header_is_not_sent(value, protocol):
     headers = [(b"x-a", value)]
     app = App([start(headers=headers), part(b""), {**ACCEPT, "headers": headers}])
     assert await status_over(protocol, app) == 500
+    assert await status_over(protocol, app, websocket=True) == 500
 
 
 @pytest.mark.parametrize("value", [b"a\x1bb", b"a\r\nb: c"])

@@ -8,7 +8,7 @@ import h2.events
 import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, read_all, read_until, request, upgrade
-from test_websocket_limits import Peer
+from test_websocket_limits import both_protocols
 from wsproto.events import CloseConnection
 
 import shoal
@@ -269,7 +269,8 @@ class Accepting:
 
 
 @on_sockets
-async def test_a_websocket_that_is_accepted_during_the_drain_is_told_of_it():
+@both_protocols
+async def test_a_websocket_that_is_accepted_during_the_drain_is_told_of_it(kind):
     async def end():
         await app.entered.wait()
         server.stop.set()
@@ -279,7 +280,7 @@ async def test_a_websocket_that_is_accepted_during_the_drain_is_told_of_it():
     app = Accepting()
     async with live(app) as server, anyio.create_task_group() as tasks:
         tasks.start_soon(end)
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             closing = await peer.next_event()
     assert isinstance(closing, CloseConnection)

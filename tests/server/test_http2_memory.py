@@ -286,7 +286,7 @@ async def test_the_settings_of_a_client_may_change():
         client.connection.update_settings({codes.INITIAL_WINDOW_SIZE: 100})
         await client.flush()
         await client.wait_for(h2.events.StreamEnded, asked)
-        assert client.connection.remote_settings.enable_connect_protocol == 0
+        assert client.connection.remote_settings.enable_connect_protocol == 1
 
 
 @pytest.mark.real_time

@@ -1,4 +1,4 @@
-"""One check of the head of a request: HTTP/1.1, HTTP/2 and WebSocket refuse the same."""
+"""One check of the head of a request: HTTP/1.1, HTTP/2 and WebSocket over both refuse the same."""
 
 import json
 from contextlib import asynccontextmanager
@@ -11,16 +11,24 @@ from live_server import Http2Client, live, read_until, request, upgrade
 
 pytestmark = pytest.mark.real_time
 
+HTTP2 = "http2"
+WEBSOCKET = "websocket over http2"
+KINDS = [HTTP2, WEBSOCKET]
 
-def head_of(changed=(), more=()):
+
+def head_of(kind, changed=(), more=()):
     """The header list of a request over HTTP/2, with some pseudo-headers changed or left out."""
     pseudo = {
-        b":method": b"GET",
+        b":method": b"CONNECT" if kind is WEBSOCKET else b"GET",
         b":scheme": b"http",
         b":path": b"/",
         b":authority": b"shoal.test",
-        **dict(changed),
     }
+    more = list(more)
+    if kind is WEBSOCKET:
+        pseudo[b":protocol"] = b"websocket"
+        more.append((b"sec-websocket-version", b"13"))
+    pseudo |= dict(changed)
     return [*((name, value) for name, value in pseudo.items() if value is not None), *more]
 
 
@@ -44,11 +52,11 @@ async def refused_beside_others(headers, **options):
     """The status of a refused request, while another one of its connection is answered."""
     async with http2(**options) as client:
         other = client.ask(b"/sent", method=b"POST", end=False)
-        status = await status_of(client, headers)
+        status = await status_of(client, headers, end=b":protocol" not in dict(headers))
         client.connection.send_data(other, b"kept", end_stream=True)
         await client.flush()
         assert (await client.wait_for(h2.events.DataReceived, other)).data == b"kept"
-        assert await status_of(client, head_of()) == 200
+        assert await status_of(client, head_of(HTTP2)) == 200
         return status
 
 
@@ -101,15 +109,17 @@ FIELDS = {
 
 
 @pytest.mark.one_loop
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changed", MALFORMED.values(), ids=MALFORMED)
-async def test_a_malformed_request_line_ends_its_stream_alone(changed):
-    assert await refused_beside_others(head_of(changed)) == 400
+async def test_a_malformed_request_line_ends_its_stream_alone(kind, changed):
+    assert await refused_beside_others(head_of(kind, changed)) == 400
 
 
 @pytest.mark.one_loop
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
-async def test_a_malformed_header_ends_its_stream_alone(field):
-    assert await refused_beside_others(head_of(more=[field])) == 400
+async def test_a_malformed_header_ends_its_stream_alone(kind, field):
+    assert await refused_beside_others(head_of(kind, more=[field])) == 400
 
 
 @pytest.mark.one_loop
@@ -118,26 +128,32 @@ async def test_a_malformed_header_ends_its_stream_alone(field):
     [(b"G\x80T", 400), (b"G T", 400), (b"", 400), (b"A" * 33, 400), (b"get", 501), (None, 400)],
 )
 async def test_a_malformed_method_ends_its_stream_alone(method, status):
-    assert await refused_beside_others(head_of({b":method": method})) == status
+    assert await refused_beside_others(head_of(HTTP2, {b":method": method})) == status
 
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize(
-    "changed",
-    [{}, {b":path": None, b":scheme": None}, {b":protocol": b"websocket"}],
-    ids=["CONNECT alone", "a tunnel", "a WebSocket, which was not offered"],
+    ("changed", "status"),
+    [
+        ({b":protocol": None}, 400),
+        ({b":protocol": None, b":path": None, b":scheme": None}, 400),
+        ({b":protocol": b"other"}, 501),
+        ({b":method": b"GET"}, 400),
+    ],
+    ids=["CONNECT alone", "a tunnel", "another protocol", "a protocol without CONNECT"],
 )
-async def test_connect_is_refused(changed):
-    headers = head_of({b":method": b"CONNECT", **changed})
-    assert await refused_beside_others(headers) == 400
+async def test_connect_opens_websockets_only(changed, status):
+    headers = head_of(WEBSOCKET, changed)
+    assert await refused_beside_others(headers) == status
 
 
 async def test_a_pseudo_header_stands_once():
-    headers = [(b":method", b"GET"), *head_of()]
+    headers = [(b":method", b"GET"), *head_of(HTTP2)]
     assert await refused_beside_others(headers) == 400
 
 
 @pytest.mark.one_loop
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("changed", "more", "status"),
     [
@@ -151,8 +167,8 @@ async def test_a_pseudo_header_stands_once():
     ],
     ids=["17 KiB target", "33 KiB target", "129", "1001", "33 KiB", "64 KiB", "240 KiB"],
 )
-async def test_a_large_head_ends_its_stream_alone(changed, more, status):
-    assert await refused_beside_others(head_of(changed, more)) == status
+async def test_a_large_head_ends_its_stream_alone(kind, changed, more, status):
+    assert await refused_beside_others(head_of(kind, changed, more)) == status
 
 
 LIMITS = {"max_head_bytes": 600, "max_headers": 8, "max_target_bytes": 100}
@@ -165,7 +181,7 @@ OVER = [
 
 @pytest.mark.parametrize(("changed", "more", "status"), OVER)
 async def test_the_limits_of_a_head_are_options(changed, more, status):
-    assert await refused_beside_others(head_of(changed, more), **LIMITS) == status
+    assert await refused_beside_others(head_of(HTTP2, changed, more), **LIMITS) == status
     lines = [f"{name.decode()}: {value.decode()}" for name, value in more]
     path = changed.get(b":path", b"/").decode()
     async with live(EchoApp(), **LIMITS) as server:
@@ -176,7 +192,7 @@ async def test_the_limits_of_a_head_are_options(changed, more, status):
 async def test_a_head_within_the_limits_passes_over_both():
     at_most = [(b"x", b"a" * 2**10)] * 31
     async with http2() as client:
-        assert await status_of(client, head_of(more=at_most)) == 200
+        assert await status_of(client, head_of(HTTP2, more=at_most)) == 200
     async with live(EchoApp()) as server:
         headers = [f"x: {'a' * 2**10}"] * 31
         assert (await server.talk(request("/", headers=headers, close=True)))[9:12] == b"200"
@@ -194,15 +210,17 @@ async def test_a_malformed_host_is_refused_over_http_1_1_as_well(host):
 @pytest.mark.parametrize("host", [b"[::1]:8000", b"shoal_1.test:80", b"127.0.0.1:", b"sho%41l"])
 async def test_a_host_may_be_a_name_or_an_address_with_a_port(host):
     async with http2() as client:
-        assert await status_of(client, head_of({b":authority": host})) == 200
-        headers = head_of({b":authority": None}, [(b"host", host)])
+        assert await status_of(client, head_of(HTTP2, {b":authority": host})) == 200
+        headers = head_of(HTTP2, {b":authority": None}, [(b"host", host)])
         assert await status_of(client, headers) == 200
     async with live(EchoApp()) as server:
         sent = b"GET / HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % host
         assert (await server.talk(sent)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_handshake_with_a_subprotocol_that_is_not_ascii_is_refused():
+async def test_a_handshake_with_a_subprotocol_that_is_not_ascii_is_refused_over_both():
+    field = (b"sec-websocket-protocol", b"\xff")
+    assert await refused_beside_others(head_of(WEBSOCKET, more=[field])) == 400
     async with live(EchoApp()) as server:
         sent = upgrade("Sec-WebSocket-Protocol: \xff")
         assert (await server.talk(sent)).startswith(b"HTTP/1.1 400 ")
@@ -211,7 +229,7 @@ async def test_a_handshake_with_a_subprotocol_that_is_not_ascii_is_refused():
 async def test_a_refusal_says_why_and_asks_for_no_more_of_the_body():
     async with http2() as client:
         stream_id = client.connection.get_next_available_stream_id()
-        client.connection.send_headers(stream_id, head_of({b":path": b"/\r"}))
+        client.connection.send_headers(stream_id, head_of(HTTP2, {b":path": b"/\r"}))
         await client.flush()
         events = []
         while not (events and isinstance(events[-1], h2.events.StreamReset)):
@@ -237,7 +255,7 @@ async def ended_by_trailers(client, trailers):
     client.connection.send_headers(stream_id, trailers, end_stream=True)
     await client.flush()
     event = await client.wait_for(h2.events.ResponseReceived, stream_id)
-    assert await status_of(client, head_of()) == 200
+    assert await status_of(client, head_of(HTTP2)) == 200
     return int(dict(event.headers)[b":status"])
 
 
@@ -271,7 +289,7 @@ LENGTHS = {
 
 def posted(client, path, *headers):
     stream_id = client.connection.get_next_available_stream_id()
-    head = head_of({b":method": b"POST", b":path": path}, headers)
+    head = head_of(HTTP2, {b":method": b"POST", b":path": path}, headers)
     client.connection.send_headers(stream_id, head)
     return stream_id
 
@@ -284,16 +302,16 @@ async def test_a_wrong_content_length_ends_its_stream_alone(length, body):
         await client.flush()
         event = await client.wait_for(h2.events.ResponseReceived, stream_id)
         assert dict(event.headers)[b":status"] == b"400"
-        assert await status_of(client, head_of()) == 200
+        assert await status_of(client, head_of(HTTP2)) == 200
 
 
 async def test_two_lengths_end_their_stream_alone():
     twice = [(b"content-length", b"1"), (b"content-length", b"2")]
-    assert await refused_beside_others(head_of(more=twice)) == 400
+    assert await refused_beside_others(head_of(HTTP2, more=twice)) == 400
 
 
 async def test_a_length_without_a_body_ends_its_stream_alone():
-    headers = head_of({b":method": b"POST"}, [(b"content-length", b"3")])
+    headers = head_of(HTTP2, {b":method": b"POST"}, [(b"content-length", b"3")])
     assert await refused_beside_others(headers) == 400
 
 
@@ -316,7 +334,7 @@ async def test_a_wrong_length_after_a_part_of_the_response_resets_its_stream():
         event = await client.wait_for(h2.events.StreamReset, stream_id)
         assert event.error_code == h2.errors.ErrorCodes.PROTOCOL_ERROR
         app.release.set()  # it does not ask whether its client is there
-        assert await status_of(client, head_of()) == 200
+        assert await status_of(client, head_of(HTTP2)) == 200
 
 
 async def test_trailers_that_do_not_end_their_stream_end_their_connection_alone():

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from live_server import live, read_until, until_quiet, upgrade
 from test_websocket_frames import framed
-from test_websocket_limits import Peer
+from test_websocket_limits import both_protocols
 
 pytestmark = pytest.mark.real_time
 
@@ -69,10 +69,11 @@ async def test_messages_just_before_the_end_are_received(workers):
     assert app.received == ["0", "1", "2", "3", "4", (3001, "gehört")]
 
 
-async def test_many_messages_just_before_the_end_of_the_connection_are_received():
+@both_protocols
+async def test_many_messages_just_before_the_end_of_the_connection_are_received(kind):
     app = Listener(reads_at_once=False)
     async with live(app) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             await peer.pass_on(b"".join(framed(b"%d" % n, 1) for n in range(100)))
             await peer.stream.send_eof()

@@ -3,7 +3,7 @@
 import pytest
 from echo_app import EchoApp
 from live_server import live
-from test_websocket_limits import Peer
+from test_websocket_limits import Http1Peer
 from wsproto.events import Ping, Pong, TextMessage
 
 SIZES = [0, 1, 3, 4, 125, 126, 127, 1000, 2**16 - 1, 2**16, 2**16 + 5]
@@ -24,7 +24,7 @@ def framed(payload, opcode=1, fin=True, mask=b"\x25\x71\x0c\xd3"):
 @pytest.mark.real_time
 async def test_messages_of_all_sizes_come_back():
     async with live(EchoApp()) as server:
-        peer = await Peer.open(server)
+        peer = await Http1Peer.open(server)
         async with peer.stream:
             for size in SIZES:
                 sent = "é" * (size // 2) + "x" * (size % 2)
@@ -40,7 +40,7 @@ async def test_messages_of_all_sizes_come_back():
 async def test_messages_of_all_forms_come_in_their_order(piece):
     """Cut into any pieces."""
     async with live(EchoApp()) as server:
-        peer = await Peer.open(server)
+        peer = await Http1Peer.open(server)
         async with peer.stream:
             sent, expected = b"", []
             for number in range(8):

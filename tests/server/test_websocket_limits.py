@@ -6,9 +6,12 @@ from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
+import h2.events
+import h2.exceptions
+import h2.settings
 import pytest
 from echo_app import EchoApp
-from live_server import live, read_all, read_until, until_quiet, upgrade
+from live_server import Http2Client, live, read_all, read_until, until_quiet, upgrade
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, Ping, TextMessage
@@ -18,8 +21,8 @@ pytestmark = pytest.mark.real_time
 MOST = 1000
 
 
-class Peer:
-    """A WebSocket's client."""
+class Http1Peer:
+    """A WebSocket's client, over HTTP/1.1."""
 
     @classmethod
     async def open(cls, server):
@@ -55,11 +58,71 @@ class Peer:
         return await self.stream.receive_some()
 
 
+class Http2Peer(Http1Peer):
+    """A WebSocket's client, over a stream of HTTP/2."""
+
+    @classmethod
+    async def open(cls, server, *headers):
+        http2 = Http2Client(await server.connect())
+        peer = cls(http2.stream)
+        peer.http2 = http2
+        peer.stream_id = http2.connection.get_next_available_stream_id()
+        pseudo = [
+            (b":method", b"CONNECT"),
+            (b":protocol", b"websocket"),
+            (b":path", b"/"),
+            (b":scheme", b"http"),
+            (b":authority", b"shoal.test"),
+        ]
+        version = (b"sec-websocket-version", b"13")
+        http2.connection.send_headers(peer.stream_id, [*pseudo, version, *headers])
+        await http2.flush()
+        peer.headers = {}
+        while not peer.headers:
+            for event in http2.connection.receive_data(await http2.stream.receive_some()):
+                if isinstance(event, h2.events.ResponseReceived):
+                    peer.headers = dict(event.headers)
+                elif isinstance(event, h2.events.DataReceived):
+                    peer.websocket.receive_data(event.data)
+        assert peer.headers[b":status"] == b"200"
+        return peer
+
+    async def pass_on(self, data):
+        connection = self.http2.connection
+        while data:
+            size = min(connection.local_flow_control_window(self.stream_id), 2**14)
+            if not size:
+                got = await self.stream.receive_some()
+                ended = (h2.events.StreamReset, h2.events.ConnectionTerminated)
+                if not got or any(isinstance(e, ended) for e in connection.receive_data(got)):
+                    raise anyio.BrokenResourceError
+            else:
+                connection.send_data(self.stream_id, data[:size])
+                data = data[size:]
+            await self.http2.flush()
+
+    async def receive(self):
+        while True:
+            data = await self.stream.receive_some()
+            if not data:
+                return b""
+            for event in self.http2.connection.receive_data(data):
+                if isinstance(event, h2.events.DataReceived):
+                    return event.data
+                if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                    return b""
+            await self.http2.flush()
+
+
+both_protocols = pytest.mark.parametrize("kind", [Http1Peer, Http2Peer], ids=["http1", "http2"])
+
+
+@both_protocols
 @pytest.mark.parametrize("letter", ["x", "\xe9"])
-async def test_a_message_of_just_the_limit_is_taken(letter):
+async def test_a_message_of_just_the_limit_is_taken(kind, letter):
     text = letter * (MOST // len(letter.encode()))
     async with live(EchoApp(), max_message_bytes=MOST) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             for _ in range(2):
                 await peer.send(TextMessage(text))
@@ -72,9 +135,10 @@ def part(size):
     return TextMessage("x" * size, message_finished=False)
 
 
-async def test_the_incomplete_messages_of_all_clients_have_one_limit():
+@both_protocols
+async def test_the_incomplete_messages_of_all_clients_have_one_limit(kind):
     async with live(EchoApp(), max_incomplete_bytes=MOST) as server:
-        first, second, third = [await Peer.open(server) for _ in range(3)]
+        first, second, third = [await kind.open(server) for _ in range(3)]
         async with first.stream, second.stream, third.stream:
             await first.send(part(MOST - 1), Ping())
             await first.next_event()  # it was read
@@ -88,24 +152,26 @@ async def test_the_incomplete_messages_of_all_clients_have_one_limit():
             assert (await third.next_event()).data == "x" * MOST + "z"
 
 
+@both_protocols
 @pytest.mark.parametrize("size", [10, 8_000_000])
-async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(size):
+async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(kind, size):
     async with live(EchoApp(), body_timeout_s=0.05) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             await peer.send(part(size))
             event = await peer.next_event()
             assert (event.code, event.reason) == (1008, "a message was not sent in time")
 
 
+@both_protocols
 @pytest.mark.parametrize(
     ("broken", "code"),
     [(b"\x83\x80\0\0\0\0", 1002), (b"\x81\x81\0\0\0\0\xff", 1007)],
     ids=["an unknown kind of frame", "a text that is not UTF-8"],
 )
-async def test_a_client_is_told_what_is_wrong_with_its_frames(broken, code):
+async def test_a_client_is_told_what_is_wrong_with_its_frames(kind, broken, code):
     async with live(EchoApp()) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             await peer.pass_on(broken)
             closing = await peer.next_event()
@@ -113,32 +179,35 @@ async def test_a_client_is_told_what_is_wrong_with_its_frames(broken, code):
             assert closing.code == code
 
 
+@both_protocols
 @pytest.mark.parametrize("frames", [1, 2, MOST + 1])
-async def test_a_larger_message_ends_the_websocket_with_1009(frames, caplog):
+async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplog):
     """However it is cut into frames, and whatever comes behind it."""
     app = EchoApp()
     size = -(-(MOST + 1) // frames)
     parts = [TextMessage("x" * size, message_finished=number == frames) for number in range(frames)]
     async with live(app, max_message_bytes=MOST) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             await peer.send(*parts)
             event = await peer.next_event()
             assert isinstance(event, CloseConnection)
             assert event.code == 1009
             await app.left.wait()
-            assert await read_all(peer.stream) in (b"", b"<reset>")
+            if kind is Http1Peer:
+                assert await read_all(peer.stream) in (b"", b"<reset>")
     assert caplog.records == []
 
 
-async def test_what_a_client_sends_beyond_the_limit_is_not_collected():
+@both_protocols
+async def test_what_a_client_sends_beyond_the_limit_is_not_collected(kind):
     part = TextMessage("x" * 2**16, message_finished=False)
     async with live(EchoApp(), max_message_bytes=MOST) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             tracemalloc.start()
             try:
-                with suppress(anyio.BrokenResourceError):
+                with suppress(anyio.BrokenResourceError, h2.exceptions.StreamClosedError):
                     for _ in range(2**8):
                         await peer.send(part)
                         await anyio.lowlevel.checkpoint()
@@ -176,10 +245,11 @@ async def test_the_pings_of_a_client_that_does_not_read_are_not_collected():
     assert most < 2**20
 
 
-async def test_a_silent_client_is_pinged_and_then_disconnected():
+@both_protocols
+async def test_a_silent_client_is_pinged_and_then_disconnected(kind):
     app = EchoApp()
     async with live(app, ping_interval_s=0.05, max_connections=1) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             assert isinstance(await peer.next_event(), Ping)
             assert (await read_all(peer.stream)).endswith(b"<reset>")
@@ -187,9 +257,10 @@ async def test_a_silent_client_is_pinged_and_then_disconnected():
         assert await server.answers()
 
 
-async def test_a_client_that_answers_pings_may_be_silent():
+@both_protocols
+async def test_a_client_that_answers_pings_may_be_silent(kind):
     async with live(EchoApp(), ping_interval_s=0.05) as server:
-        peer = await Peer.open(server)
+        peer = await kind.open(server)
         async with peer.stream:
             for _ in range(4):
                 ping = await peer.next_event()
@@ -199,6 +270,28 @@ async def test_a_client_that_answers_pings_may_be_silent():
             while isinstance(event := await peer.next_event(), Ping):
                 await peer.send(event.response())
             assert event.data == "still here"
+
+
+async def test_pings_without_a_window_for_their_answers_hold_up_no_other_stream():
+    async with live(EchoApp()) as server:
+        peer = await Http2Peer.open(server)
+        async with peer.stream:
+            connection = peer.http2.connection
+            connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+            pings = b"".join(peer.websocket.send(Ping(b"%d" % number)) for number in range(500))
+            connection.send_data(peer.stream_id, pings)
+            asked = peer.http2.ask()
+            await peer.http2.flush()
+            await peer.http2.wait_for(h2.events.ResponseReceived, asked)
+            connection.increment_flow_control_window(2**16, peer.stream_id)
+            await peer.http2.flush()
+            # Of those that were to be answered, the last is enough.
+            pongs = b""
+            while not pongs.endswith(b"499"):
+                for event in connection.receive_data(await peer.stream.receive_some()):
+                    if isinstance(event, h2.events.DataReceived):
+                        assert event.stream_id == peer.stream_id
+                        pongs += event.data
 
 
 async def test_small_messages_that_are_not_received_are_not_collected():
@@ -213,7 +306,7 @@ async def test_small_messages_that_are_not_received_are_not_collected():
     app = Deaf()
     app.received = 0
     async with live(app) as server:
-        peer = await Peer.open(server)
+        peer = await Http2Peer.open(server)
         async with peer.stream:
             message = peer.websocket.send(TextMessage(""))
             count = 2**16 // len(message) - 1
@@ -236,5 +329,8 @@ async def test_compression_is_not_negotiated():
     async with live(EchoApp()) as server, await server.connect() as client:
         await client.send_all(upgrade("Sec-WebSocket-Extensions: permessage-deflate"))
         answer = await read_until(client, b"\r\n\r\n")
+        peer = await Http2Peer.open(server, (b"sec-websocket-extensions", b"permessage-deflate"))
+        await peer.stream.aclose()
     assert answer.startswith(b"HTTP/1.1 101")
     assert b"extensions" not in answer.lower()
+    assert b"sec-websocket-extensions" not in peer.headers

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from held_app import statistics
 from live_server import live, read_until, upgrade
-from test_websocket_limits import Peer
+from test_websocket_limits import Http1Peer, Http2Peer
 from wsproto.events import CloseConnection, TextMessage
 
 import shoal
@@ -22,7 +22,7 @@ def app(held):
     return app
 
 
-class ShoalsPeer(Peer):
+class OverHttp1(Http1Peer):
     @classmethod
     async def open(cls, server):
         stream = await server.connect()
@@ -31,10 +31,16 @@ class ShoalsPeer(Peer):
         return cls(stream)
 
 
+class OverHttp2(Http2Peer):
+    @classmethod
+    async def open(cls, server):
+        return await super().open(server, (b"sec-websocket-protocol", b"shoal.v1"))
+
+
 @asynccontextmanager
-async def asking(server):
+async def asking(server, kind=OverHttp1):
     """A client whose request is running."""
-    peer = await ShoalsPeer.open(server)
+    peer = await kind.open(server)
     async with peer.stream:
         await peer.send(TextMessage(json.dumps({"id": 1, "item": 7})))
         yield peer
@@ -44,20 +50,23 @@ async def read(peer):
     return json.loads((await peer.next_event()).data)
 
 
-async def test_its_requests_are_cancelled_when_client_or_worker_goes(app, held):
+async def test_its_requests_are_cancelled_when_client_or_worker_goes(app, held, anyio_backend_name):
     async with live(app, workers=1) as server:
-        async with asking(server):
-            await until(lambda: len(held.batches) == 1)
-        await until(lambda: held.cancelled == 1)
+        kinds = [OverHttp1, OverHttp2] if anyio_backend_name == "trio" else [OverHttp1]
+        for number, kind in enumerate(kinds, 1):
+            async with asking(server, kind):
+                await until(lambda number=number: len(held.batches) == number)
+            await until(lambda number=number: held.cancelled == number)
         async with asking(server) as peer:
-            await until(lambda: len(held.batches) == 2)
+            await until(lambda: len(held.batches) == len(kinds) + 1)
             [dead] = workers_of()
             kill(dead)
             assert await peer.next_event() is None
-        await until(lambda: held.cancelled == 2 and statistics(app).running == 0)
+        await until(lambda: held.cancelled == len(kinds) + 1 and statistics(app).running == 0)
         held.go.set()
-        async with asking(server) as other:  # of the worker in its place
-            assert await read(other) == {"id": 1, "result": 7}
+        for kind in kinds:
+            async with asking(server, kind) as other:  # of the worker in its place
+                assert await read(other) == {"id": 1, "result": 7}
 
 
 async def test_at_the_end_its_requests_finish_and_it_is_told_that_the_server_restarts(app, held):

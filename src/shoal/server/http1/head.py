@@ -190,10 +190,13 @@ class HeadParser:
         """Returns whether it asks for a WebSocket; raises `BadRequest`."""
         if self.upgrade != b"websocket" or self.line.method != "GET" or self.length != 0:
             return False
+        self.check_handshake()
+        return self.line.is_http_1_1
+
+    def check_handshake(self) -> None:
         for name, value in self.headers:
             if name in _HANDSHAKE and not value.isascii():
                 raise BadRequest(400, "a WebSocket handshake that is not ASCII")
-        return self.line.is_http_1_1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by llhttp."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Wire(Protocol):
     """Carries one call: an HTTP/2 stream or a connection. After its end, methods do nothing."""
 
+    accepts_with: int  # the status that accepts a WebSocket
+
     @property
     def connection(self) -> StreamConnection: ...
 
@@ -43,8 +45,14 @@ class Wire(Protocol):
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends data and waits until it is on its way; a cancelled `send` sends it as well."""
 
+    def post(self, frame: bytes, *, is_last: bool = False) -> None:
+        """Sends a control frame soon. While it waits, a later one may replace it."""
+
     def reset(self, *, is_clients_fault: bool = False) -> None:
         """Ends it without an end mark."""
+
+    def taken(self, size: int) -> None:
+        """Lets the client send `size` more bytes."""
 
 
 class AppCall(ServedCall):
@@ -52,6 +60,7 @@ class AppCall(ServedCall):
     _has_sent_disconnect = _has_returned = _has_sent_head = False
     _head: tuple[int, Headers] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
+    _not_acknowledged = 0
 
     def __init__(self, wire: Wire, method: str, disconnect: Message) -> None:
         self._wire = wire
@@ -119,10 +128,18 @@ class AppCall(ServedCall):
 
     # The server's side.
 
+    def drain(self) -> None:
+        """Closes a WebSocket, or lets the application close it; a response may go on."""
+
+    def ping(self) -> bool:
+        """Pings an open WebSocket; returns whether it is one."""
+        return False
+
     def disconnected(self) -> None:
         """Handles that the client is gone; earlier messages can still be received."""
         if not self.is_over:
             self.is_over = True
+            self._acknowledge()
             self._call_back()
         self._changed.signal()
 
@@ -203,6 +220,12 @@ class AppCall(ServedCall):
             self._complete()
         if not is_whole:
             await self._wire.send(data, is_last=is_last)
+
+    def _acknowledge(self) -> None:
+        """Lets the client send more, for the messages that were processed."""
+        size, self._not_acknowledged = self._not_acknowledged, 0
+        if size:
+            self._wire.taken(size)
 
     def _complete(self) -> None:
         self.is_complete = True

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
+# How long a connection may be idle if its client has let a request time out.
+_LAST_IDLE_S: Final = 1.0
 _SENT_AT_ONCE: Final = 4  # large frames in one turn
 _MOST_UNREAD: Final = 2**16
 # How long handling data may take in one turn. Small frames take a hundred times as long as large
@@ -49,6 +51,10 @@ class RunningCall(Protocol):
     def disconnected(self) -> None: ...
 
     def end_early(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def ping(self) -> bool: ...
 
 
 class StreamConnection(Receiver):
@@ -79,6 +85,9 @@ class StreamConnection(Receiver):
         self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._is_sending = False  # unsent data has a deadline
+        self._is_pinged = False
+        self._idle_since: float | None = None
+        self._has_late_chance = False
         self._has_timed_out = False
 
     def start(self, received: bytes) -> None:
@@ -91,6 +100,8 @@ class StreamConnection(Receiver):
         """Closes when no stream is open any more; a client may open one very soon."""
         if self._tasks is not None and not self._closed:
             self._set_timeout()
+            for call in tuple(self.calls):
+                call.drain()
 
     def end_early(self) -> None:
         if not self._finishing:
@@ -104,6 +115,7 @@ class StreamConnection(Receiver):
     # Reports of the transport.
 
     def data_received(self, data: bytes) -> None:
+        self._is_pinged = False
         if not self._finishing:
             self._received += data
             if len(self._received) >= _MOST_UNREAD:
@@ -137,12 +149,17 @@ class StreamConnection(Receiver):
         pass
 
     @abstractmethod
-    def _set_quiet_timeout(self) -> None:
-        """Sets the deadline of a connection without unsent data."""
+    def _input_ended(self) -> None:
+        """Handles the end of the client's input, after all of it was handled."""
 
+    def _farewell(self) -> bytes:
+        """Returns the bytes to send before an idle connection is closed."""
+        return b""
+
+    @property
     @abstractmethod
-    def _quiet_too_long(self) -> None:
-        """Handles that this deadline has passed."""
+    def _is_idle(self) -> bool:
+        """Whether no stream is open."""
 
     def _turn_cost(self) -> int:
         return _MOST_COST
@@ -242,7 +259,8 @@ class StreamConnection(Receiver):
                 self._has_turn = False
                 await self._handle_some()
             elif self._client_ended and not self._received:
-                self.close()
+                self._input_ended()
+                self._close_socket()
             else:
                 await self._changed.wait()
 
@@ -311,8 +329,17 @@ class StreamConnection(Receiver):
                 self._timeout.set(
                     time_to_send_s(len(self._transport.unsent), shared.options.send_timeout_s)
                 )
+        elif not self._is_idle:
+            self._idle_since = None
+            self._has_late_chance = False
+            self._timeout.set(shared.options.ping_interval_s)
         else:
-            self._set_quiet_timeout()
+            # Frames that the client sends without opening a stream do not extend it.
+            now = shared.timeouts.now()
+            if self._idle_since is None:
+                self._idle_since = now
+            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_timed_out else shared.idle_s
+            self._timeout.set(max(0.0, self._idle_since + idle_s - now))
 
     def _expire(self) -> None:
         if self._transport.is_blocked:
@@ -320,11 +347,30 @@ class StreamConnection(Receiver):
             self.abort()
         elif self._finishing:
             self.close()
+        elif not self._is_idle:
+            self._check_websockets()
+        elif not self._has_late_chance and self._has_more():
+            # A busy event loop may not have read data that arrived before the deadline.
+            self._has_late_chance = True
+            self._timeout.set(self.shared.late_request_s)
         else:
-            self._quiet_too_long()
+            self._transport.send(self._farewell())
+            if self._has_timed_out:
+                self.finish()  # the client may still send, and shall read why
+            else:
+                self.close()
 
     def _has_more(self) -> bool:
         """Reads available data; returns whether there was any."""
         if self._transport.has_unread():
             self._transport.read_now()
         return bool(self._received)
+
+    def _check_websockets(self) -> None:
+        """Pings WebSockets; ends the connection if the last ping had no reply."""
+        is_silent = self._is_pinged and not self._has_more()
+        self._is_pinged = sum(call.ping() for call in self.calls) > 0  # `sum` pings all
+        if is_silent and self._is_pinged:
+            self.abort()
+        else:
+            self._timeout.set(self.shared.options.ping_interval_s)

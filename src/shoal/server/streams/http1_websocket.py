@@ -1,4 +1,4 @@
-"""A connection that was upgraded to a WebSocket: the `Wire` of its one call."""
+"""A connection that was upgraded from HTTP/1.1 to a WebSocket: the `Wire` of its one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.asgi.headers import BadRequest
 from shoal.server.http1.call import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
 from shoal.server.http1.head import scope_of_refused
 from shoal.server.streams.connection import StreamConnection
-from shoal.server.streams.websocket import ACCEPTED, WebSocketCall, header
+from shoal.server.streams.websocket import WebSocketCall, check_handshake, header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ _UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
 
 
 class WebSocketConnection(StreamConnection):
+    accepts_with = 101
     _is_client_done = True
 
     def __init__(
@@ -37,7 +38,6 @@ class WebSocketConnection(StreamConnection):
         self._parser = parser
         self._call: WebSocketCall | None = None
         self._is_chunked = False
-        self._is_pinged = False
 
     def _begin(self) -> None:
         parser = self._parser
@@ -46,8 +46,7 @@ class WebSocketConnection(StreamConnection):
             tokens = header(parser, b"connection").lower().split(b",")
             if not key or b"upgrade" not in [token.strip() for token in tokens]:
                 raise BadRequest(400, "an incomplete WebSocket handshake")
-            if header(parser, b"sec-websocket-version") != b"13":
-                raise BadRequest(400, "a WebSocket version other than 13")
+            check_handshake(parser)
         except BadRequest as error:
             scope = {**scope_of_refused(parser, self.peer), "type": "websocket"}
             self.write(error_answer(error.status, error.body))
@@ -56,36 +55,24 @@ class WebSocketConnection(StreamConnection):
             return
         self._call = call = WebSocketCall(self, parser, key)
         self.calls.add(call)
-        self.spawn(call.run, call.scope(parser))
-
-    def drain(self) -> None:
-        super().drain()
-        if self._call is not None:
-            self._call.drain()
-
-    def data_received(self, data: bytes) -> None:
-        self._is_pinged = False
-        super().data_received(data)
+        self.spawn(call.run, call.scope("1.1", parser))
 
     async def _handle(self, data: bytes) -> None:
         if self._call is not None:
-            await self._call.data_received(data)
+            await self._call.data_received(data, 0)
+            await self._call.has_room()
 
     def _turn_cost(self) -> int:
         # Clients that get responses together write together. Their small messages form one batch.
         return min(1 + len(self._received) // 64, super()._turn_cost())
 
-    def _set_quiet_timeout(self) -> None:
-        self._timeout.set(self.shared.options.ping_interval_s)
+    def _input_ended(self) -> None:
+        if self._call is not None:
+            self._call.input_ended()
 
-    def _quiet_too_long(self) -> None:
-        """Pings the client; ends the connection if the last ping had no reply."""
-        is_silent = self._is_pinged and not self._has_more()
-        self._is_pinged = self._call is not None and self._call.ping()
-        if is_silent and self._is_pinged:
-            self.abort()
-        else:
-            self._set_quiet_timeout()
+    @property
+    def _is_idle(self) -> bool:
+        return False  # it ends with its only call
 
     def call_ended(self, call: RunningCall) -> None:
         super().call_ended(call)
@@ -99,7 +86,7 @@ class WebSocketConnection(StreamConnection):
         return self
 
     def head(self, status: int, fields: Headers, *, is_last: bool) -> None:
-        if status == ACCEPTED:
+        if status == self.accepts_with:
             lines = b"".join(b"\r\n%b: %b" % field for field in fields)
             self.write(_UPGRADED + lines + _UPGRADE)
             return
@@ -129,5 +116,13 @@ class WebSocketConnection(StreamConnection):
         else:
             await self.unblocked()
 
+    def post(self, frame: bytes, *, is_last: bool = False) -> None:
+        self.write(frame)
+        if is_last:
+            self.finish()
+
     def reset(self, *, is_clients_fault: bool = False) -> None:
         self.abort()
+
+    def taken(self, size: int) -> None:
+        """Does nothing: the connection reads more once the call `has_room`."""

@@ -38,6 +38,7 @@ from shoal.server.streams.call import scope_of
 from shoal.server.streams.connection import StreamConnection
 from shoal.server.streams.http2_head import HeadDecoder, check_trailers, read_head
 from shoal.server.streams.http2_stream import Http2Call, Http2Stream
+from shoal.server.streams.websocket import WebSocketCall, check_handshake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +57,6 @@ _WINDOW: Final = _MOST_STREAMS * 2**16
 _MOST_CALLS: Final = 2 * _MOST_STREAMS
 # A client may reset this many unanswered requests; beyond that, half of its requests.
 _MOST_RESETS: Final = 100
-# How long a connection may be idle if its client has let a request time out.
-_LAST_IDLE_S: Final = 1.0
 
 
 class _Connection(H2Connection):
@@ -75,7 +74,7 @@ class TooManyResets(Exception):
 
 class _Open(NamedTuple):
     stream: Http2Stream
-    call: Http2Call
+    call: Http2Call | WebSocketCall
 
 
 class Http2Connection(StreamConnection):
@@ -88,8 +87,6 @@ class Http2Connection(StreamConnection):
         self._streams: dict[int, _Open] = {}
         self._requests = 0
         self._resets = 0  # of requests that were not answered
-        self._idle_since: float | None = None
-        self._has_late_chance = False
 
     def _begin(self) -> None:
         longest = self.shared.options.max_head_bytes
@@ -104,6 +101,7 @@ class Http2Connection(StreamConnection):
             initial_values={
                 SettingCodes.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
                 SettingCodes.MAX_HEADER_LIST_SIZE: longest,
+                SettingCodes.ENABLE_CONNECT_PROTOCOL: 1,
             },
         )
         self._h2.initiate_connection()
@@ -141,7 +139,7 @@ class Http2Connection(StreamConnection):
     def _handle_end(
         self,
         stream: Http2Stream,
-        call: Http2Call,
+        call: Http2Call | WebSocketCall,
         event: StreamEnded | StreamReset | TrailersReceived,
     ) -> None:
         if isinstance(event, StreamReset):
@@ -198,20 +196,29 @@ class Http2Connection(StreamConnection):
         parser = self._parser
         has_body = event.stream_ended is None
         try:
-            read_head(parser, event.headers or ())
+            is_websocket = read_head(parser, event.headers or ())
             if self.shared.guard is not None:
-                self.shared.guard.check(parser.line.method, parser.host, parser.origin)
+                method = "" if is_websocket else parser.line.method
+                self.shared.guard.check(method, parser.host, parser.origin)
+            if is_websocket:
+                check_handshake(parser)
         except BadRequest as error:
             self._refuse(stream_id, error, has_body=has_body)
             return
         ended = partial(self._stream_ended, stream_id)
         stream = Http2Stream(self, self._h2, stream_id, ended)
-        has_length = any(name == b"content-length" for name, _ in parser.headers)
-        length = parser.length if has_length else None
-        call = Http2Call(stream, parser.line.method, length, has_body=has_body)
+        call: Http2Call | WebSocketCall
+        if is_websocket:
+            call = WebSocketCall(stream, parser)
+            scope = call.scope("2", parser)
+        else:
+            has_length = any(name == b"content-length" for name, _ in parser.headers)
+            length = parser.length if has_length else None
+            call = Http2Call(stream, parser.line.method, length, has_body=has_body)
+            scope = scope_of("http", "2", parser, stream)
         self._streams[stream_id] = _Open(stream, call)
         self.calls.add(call)
-        self.spawn(call.run, scope_of("http", "2", parser, stream))
+        self.spawn(call.run, scope)
 
     def _refuse(self, stream_id: int, error: BadRequest, *, has_body: bool) -> None:
         """Answers a request that the application does not see."""
@@ -266,9 +273,17 @@ class Http2Connection(StreamConnection):
         for stream, _ in tuple(self._streams.values()):
             stream.close()
 
+    def _input_ended(self) -> None:
+        for call in tuple(self.calls):
+            if isinstance(call, WebSocketCall):
+                call.input_ended()  # after its messages
+            else:
+                call.disconnected()
+
     def client_ended(self) -> None:
         for call in tuple(self.calls):
-            call.disconnected()
+            if isinstance(call, Http2Call):
+                call.disconnected()
         super().client_ended()
 
     def _farewell(self) -> bytes:
@@ -276,30 +291,6 @@ class Http2Connection(StreamConnection):
             self._h2.close_connection()
         return self._h2.data_to_send()
 
-    # Deadlines of an idle connection, which has no open stream.
-
-    def _set_quiet_timeout(self) -> None:
-        shared = self.shared
-        if self._streams:
-            self._idle_since = None
-            self._has_late_chance = False
-            self._timeout.stop()  # each stream has deadlines of its own
-            return
-        # Frames that the client sends without opening a stream do not extend it.
-        now = shared.timeouts.now()
-        if self._idle_since is None:
-            self._idle_since = now
-        idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_timed_out else shared.idle_s
-        self._timeout.set(max(0.0, self._idle_since + idle_s - now))
-
-    def _quiet_too_long(self) -> None:
-        if not self._has_late_chance and self._has_more():
-            # A busy event loop may not have read data that arrived before the deadline.
-            self._has_late_chance = True
-            self._timeout.set(self.shared.late_request_s)
-        else:
-            self._transport.send(self._farewell())
-            if self._has_timed_out:
-                self.finish()  # the client may still send, and shall read why
-            else:
-                self.close()
+    @property
+    def _is_idle(self) -> bool:
+        return not self._streams

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.server.http1.head import Headers, HeadParser
 
-_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path", b":protocol"})
 _OF_HTTP_1: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -52,13 +52,13 @@ class HeadDecoder(Decoder):
         ]
 
 
-def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> None:
-    """Parses a head; raises `BadRequest`."""
+def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Parses a head; returns whether it asks for a WebSocket. Raises `BadRequest`."""
     try:
         pseudo, fields = _separated(sent)
-        method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
-        if method == b"CONNECT":
-            raise BadRequest(400, "CONNECT with a path")
+        target = pseudo.get(b":path", b"")
+        is_websocket = _is_websocket(pseudo)
+        method = b"GET" if is_websocket else pseudo.get(b":method", b"")
         head = _as_http_1(method, target, fields)
         if find_end(head, parser.options.max_head_bytes) != len(head):
             raise BadRequest(400, "an empty line in a head")
@@ -68,6 +68,11 @@ def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> None:
     parser.parse(head)
     if parser.headers != fields or parser.line.target != target:
         raise BadRequest(400, "a malformed header or path")
+    if is_websocket:
+        parser.check_handshake()
+        if parser.length:
+            raise BadRequest(400, "a WebSocket handshake with a body")
+    return is_websocket
 
 
 def check_trailers(trailers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -102,6 +107,15 @@ def _separated(sent: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes],
             raise BadRequest(400, "two hosts")
         fields = [(b"host", authority), *(field for field in fields if field[0] != b"host")]
     return pseudo, fields
+
+
+def _is_websocket(pseudo: dict[bytes, bytes]) -> bool:
+    protocol = pseudo.get(b":protocol")
+    if (protocol is not None) != (pseudo.get(b":method") == b"CONNECT"):
+        raise BadRequest(400, "CONNECT without a protocol, or a protocol without CONNECT")
+    if protocol is not None and protocol.lower() != b"websocket":
+        raise BadRequest(501, "a protocol other than websocket")
+    return protocol is not None
 
 
 def _as_http_1(method: bytes, target: bytes, fields: Headers) -> bytes:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import Message
 
     from shoal.server.http1.head import Headers
+    from shoal.server.streams.call import Wire
     from shoal.server.streams.connection import StreamConnection
 
 
@@ -36,6 +37,8 @@ _FRAME: Final = 2**14
 
 
 class Http2Stream:
+    accepts_with = 200
+
     def __init__(
         self,
         connection: StreamConnection,
@@ -53,6 +56,8 @@ class Http2Stream:
         self._ends = False
         self._window = Change(connection.shared)
         self._is_closed = False
+        self._posted: tuple[bytes, bool] | None = None
+        self._is_posting = False
 
     def window_opened(self) -> None:
         self._window.signal()
@@ -92,11 +97,16 @@ class Http2Stream:
                 if self._rest:  # it was cancelled
                     self.connection.spawn(self._send_rest)
 
+    def post(self, frame: bytes, *, is_last: bool = False) -> None:
+        self._posted = frame, is_last
+        if not (self._is_posting or self._is_closed):
+            self._is_posting = True
+            self.connection.spawn(self._send_posted)
+
     def reset(self, *, is_clients_fault: bool = False) -> None:
         self._reset(ErrorCodes.PROTOCOL_ERROR if is_clients_fault else ErrorCodes.INTERNAL_ERROR)
 
-    def acknowledge(self, size: int) -> None:
-        """Lets the client send `size` more bytes."""
+    def taken(self, size: int) -> None:
         # The data of an ended stream still opens the connection's window.
         if not self.connection.is_closed:
             with suppress(ProtocolError):
@@ -114,6 +124,12 @@ class Http2Stream:
                 self._h2.reset_stream(self._id, code)
             self._flush()
             self.close()
+
+    async def _send_posted(self) -> None:
+        while self._posted is not None:
+            (frame, is_last), self._posted = self._posted, None
+            await self.send(frame, is_last=is_last)
+        self._is_posting = False
 
     async def _send_rest(self) -> None:
         """Sends unsent messages; resets the stream if the client does not take them in time."""
@@ -170,12 +186,8 @@ _MUCH_UNREAD: Final = 2**15
 
 
 class Http2Call(AppCall):
-    def __init__(
-        self, stream: Http2Stream, method: str, length: int | None, *, has_body: bool
-    ) -> None:
-        super().__init__(stream, method, {"type": "http.disconnect"})
-        self._stream = stream
-        self._not_acknowledged = 0
+    def __init__(self, wire: Wire, method: str, length: int | None, *, has_body: bool) -> None:
+        super().__init__(wire, method, {"type": "http.disconnect"})
         self._to_come = length  # bytes, if the head has a length
         self._body = bytearray()
         self._is_partial = has_body
@@ -212,8 +224,6 @@ class Http2Call(AppCall):
 
     def disconnected(self) -> None:
         self._end_timeout()
-        if not self.is_over:
-            self._acknowledge()
         super().disconnected()
 
     def _next_message(self) -> Message | None:
@@ -237,11 +247,6 @@ class Http2Call(AppCall):
     def _complete(self) -> None:
         super()._complete()
         self._end_timeout()
-
-    def _acknowledge(self) -> None:
-        size, self._not_acknowledged = self._not_acknowledged, 0
-        if size:
-            self._stream.acknowledge(size)
 
     def _end_timeout(self) -> None:
         if self._timeout is not None:

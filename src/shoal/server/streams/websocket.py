@@ -1,10 +1,10 @@
-"""One WebSocket: wsproto's state machine between the client and the application.
+"""One WebSocket, on any `Wire`: wsproto's state machine between the client and the application.
 
 Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its size is
 checked.
 
-Only a few messages of the client wait for the application. Later data stays unread, in wsproto and
-in the socket, so that the client can't send much more.
+Only a few messages of the client wait for the application. Later data stays unread in wsproto and
+is not acknowledged to the wire, so that the client can't send much more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from shoal.asgi.headers import FRAMING, length_of
+from shoal.asgi.headers import FRAMING, BadRequest, length_of
 from shoal.server.log_errors import contained
 from shoal.server.streams.call import AppCall, scope_of
 from shoal.server.timeouts import BodyTimeout
@@ -39,7 +39,6 @@ _MOST_MESSAGES: Final = 16
 _MOST_BYTES: Final = 2**16
 # Frames that are read in one turn: one read may bring 10,000 of them.
 _AT_ONCE: Final = 32
-ACCEPTED: Final = 101  # the status
 _ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 _OF_THE_SERVER: Final = FRAMING | {
     *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
@@ -51,13 +50,19 @@ def header(parser: HeadParser, name: bytes) -> bytes:
     return b",".join(value for field, value in parser.headers if field == name)
 
 
+def check_handshake(parser: HeadParser) -> None:
+    """Checks the version of a WebSocket handshake; raises `BadRequest`."""
+    if header(parser, b"sec-websocket-version") != b"13":
+        raise BadRequest(400, "a WebSocket version other than 13")
+
+
 class WebSocketCall(AppCall):
     offered = (*AppCall.offered, "when_draining", "send_texts")
 
-    def __init__(self, wire: Wire, parser: HeadParser, key: bytes) -> None:
+    def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
         lost = CloseReason.ABNORMAL_CLOSURE.value
         super().__init__(wire, "GET", {"type": "websocket.disconnect", "code": lost})
-        self._key = key  # of the handshake
+        self._key = key  # of the handshake; HTTP/2 has none
         offered = header(parser, b"sec-websocket-protocol").decode("ascii")
         self._subprotocols = [name.strip() for name in offered.split(",") if name.strip()]
         self._frames: Connection | None = None  # once it is accepted
@@ -66,10 +71,11 @@ class WebSocketCall(AppCall):
         self._message: StringIO | BytesIO | None = None  # an incomplete message
         self._message_size = 0  # bytes of it
         self._timeout: BodyTimeout | None = None  # of it
+        self._has_input_ended = False
         self._on_drain: Callable[[], object] | None = None
 
-    def scope(self, parser: HeadParser) -> Scope:
-        scope = scope_of("websocket", "1.1", parser, self._wire)
+    def scope(self, version: str, parser: HeadParser) -> Scope:
+        scope = scope_of("websocket", version, parser, self._wire)
         del scope["method"]
         scope["scheme"] = "wss" if scope["scheme"] == "https" else "ws"
         scope["subprotocols"] = self._subprotocols
@@ -91,17 +97,31 @@ class WebSocketCall(AppCall):
         """Whether the application must receive messages before more are read."""
         return len(self._messages) >= _MOST_MESSAGES or self._size >= _MOST_BYTES
 
-    async def data_received(self, data: bytes) -> None:
-        """Handles data, as fast as the application receives the messages."""
+    def _takes_more(self) -> bool:
+        return not (self.is_over or self.is_full)
+
+    async def data_received(self, data: bytes, size: int) -> None:
+        """Handles data; `size` is its share of the flow-control window."""
+        self._not_acknowledged += size
         frames = self._frames
         if frames is None:
             self.refuse(400)
-        elif not (self.is_over or self.is_complete):
-            frames.receive_data(data)
-            while self._read_some(frames):
-                await anyio.lowlevel.checkpoint()
-                while self.is_full and not self.is_over:
-                    await self._changed.wait()
+            return
+        if self.is_over or self.is_complete:
+            self._acknowledge()
+            return
+        frames.receive_data(data)
+        await self._read()
+
+    async def has_room(self) -> None:
+        """Waits until the application has received enough messages."""
+        while self.is_full and not self.is_over:
+            await self._changed.wait()
+
+    def input_ended(self) -> None:
+        """Handles the client's end, which the application receives after the messages."""
+        self._has_input_ended = True
+        self._read_on()
 
     def disconnected(self) -> None:
         self._forget_message()
@@ -122,14 +142,32 @@ class WebSocketCall(AppCall):
 
     # Messages of the client.
 
-    def _read_some(self, frames: Connection) -> bool:
-        """Handles some frames; returns whether there may be more."""
-        for count, event in enumerate(frames.events(), 1):
+    def _read_on(self) -> None:
+        """Handles unread data where the connection does not wait for that."""
+        if self._frames is None:
+            if self._has_input_ended:
+                self.disconnected()
+        elif self._read_some():
+            self._connection.spawn(self._read)
+
+    async def _read(self) -> None:
+        while self._read_some():
+            await anyio.lowlevel.checkpoint()
+
+    def _read_some(self) -> bool:
+        """Handles some frames; returns whether there may be more to handle now."""
+        assert self._frames is not None
+        if not self._takes_more():
+            return False
+        for count, event in enumerate(self._frames.events(), 1):
             self._handle(event)
-            if self.is_over:
+            if not self._takes_more():
                 return False
-            if self.is_full or count == _AT_ONCE:
+            if count == _AT_ONCE:
                 return True
+        self._acknowledge()
+        if self._has_input_ended:
+            self.disconnected()
         return False
 
     def _handle(self, event: Event) -> None:
@@ -151,8 +189,7 @@ class WebSocketCall(AppCall):
 
     def _closed(self, reply: bytes, code: int, reason: str) -> None:
         self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
-        self._connection.write(reply)
-        self._connection.finish()
+        self._wire.post(reply, is_last=True)
         self.disconnected()
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
@@ -209,6 +246,7 @@ class WebSocketCall(AppCall):
         self._size -= len(message.get("text") or message.get("bytes") or b"")
         if was_full and not self.is_full:
             self._changed.signal()
+            self._read_on()
         return message
 
     # Messages of the application.
@@ -249,11 +287,12 @@ class WebSocketCall(AppCall):
             if subprotocol not in self._subprotocols:
                 raise RuntimeError("the client does not offer that subprotocol")
             fields.append((b"sec-websocket-protocol", subprotocol.encode("ascii")))
-        proof = b64encode(sha1(self._key + _ACCEPT, usedforsecurity=False).digest())
-        fields.append((b"sec-websocket-accept", proof))
+        if self._key:
+            proof = b64encode(sha1(self._key + _ACCEPT, usedforsecurity=False).digest())
+            fields.append((b"sec-websocket-accept", proof))
         self.has_begun = True
         self._frames = Connection(ConnectionType.SERVER)
-        self._wire.head(ACCEPTED, fields, is_last=False)
+        self._wire.head(self._wire.accepts_with, fields, is_last=False)
 
     async def _send_message(self, message: Message) -> None:
         data, text = message.get("bytes"), message.get("text")
@@ -281,16 +320,17 @@ class WebSocketCall(AppCall):
 
     def _post(self, event: Event) -> None:
         assert self._frames is not None
-        self._connection.write(self._frames.send(event))
+        self._wire.post(self._frames.send(event))
 
     def _end(self) -> None:
         self._on_drain = None
         if self._frames is None:
             super()._end()
-            return
-        if self.is_open:
-            self._post(CloseConnection(code=CloseReason.INTERNAL_ERROR))
-        self._connection.finish()
+        elif self.is_open:
+            closing = CloseConnection(code=CloseReason.INTERNAL_ERROR)
+            self._wire.post(self._frames.send(closing), is_last=True)
+        else:
+            self._wire.post(b"", is_last=True)
 
     # Extensions of ASGI.
 
