@@ -222,6 +222,7 @@ async def test_the_connections_of_all_workers_are_counted(app, held):
                 assert first["connections"] == 6
                 assert first["connection_limit"] == 100
                 assert first["accepted_connections_total"] == 6
+                assert first["received_bytes_total"] >= 5 * len(held_request())
                 held.go.set()
                 for client in clients:
                     await read_answer(client)
@@ -232,6 +233,8 @@ async def test_the_connections_of_all_workers_are_counted(app, held):
                 await anyio.sleep(0.005)
             assert told["connections"] == 1
             assert told["accepted_connections_total"] >= 7
+            assert told["received_bytes_total"] > first["received_bytes_total"]
+            assert told["sent_bytes_total"] > first["sent_bytes_total"]
 
 
 async def test_a_request_that_is_running_is_finished_at_the_end(app, held):

@@ -104,6 +104,8 @@ def test_the_sockets_are_counted(families):
     }
     assert found["shoal_connections"] == found["shoal_accepted_connections_total"] == 1
     assert found["shoal_connection_limit"] == 1000
+    assert found["shoal_received_bytes_total"] > 1000
+    assert found["shoal_sent_bytes_total"] > 1000
 
 
 def test_the_processes_of_workers_are_measured_as_that_of_the_server_is(families):

@@ -1,7 +1,15 @@
-"""What Shoal's servers tell an application beyond ASGI: extensions, and counts of connections."""
+"""What Shoal's servers tell an application beyond ASGI: extensions, and the counts of connections.
+
+The kernel counts the bytes of a TCP connection. They are read when the connection closes and when
+the metrics are collected, so they cost a request nothing. With TLS they are the encrypted bytes.
+They are None where the kernel has no counts: for UNIX sockets, and on systems other than Linux.
+"""
 
 from __future__ import annotations
 
+import socket
+import struct
+import sys
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -23,11 +31,20 @@ TRACE: Final = "shoal.trace"
 # "admin".
 SERVER: Final = "shoal.server"
 
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
+# Where struct tcp_info has tcpi_bytes_received, and tcpi_bytes_sent followed by
+# tcpi_bytes_retrans; it only grows at its end.
+_RECEIVED: Final = struct.Struct("Q"), 128
+_SENT: Final = struct.Struct("QQ"), 200
+_SIZE: Final = 216
+
 
 class ConnectionTotals(NamedTuple):
     limit: int  # of connections that are open at once
     open: int
     accepted: int
+    received: int | None  # bytes; None if the kernel has no counts
+    sent: int | None
 
 
 class CountedConnections(Protocol):
@@ -41,16 +58,28 @@ class CountedConnections(Protocol):
 
 
 class ConnectionCounts:
+    __slots__ = ("_accepted", "_limit", "_open", "_received", "_sent", "_tells")
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._open = self._accepted = 0
+        self._open: set[socket.socket] = set()
+        self._accepted = 0
+        self._received = self._sent = 0
+        self._tells = False
 
-    def opened(self) -> None:
-        self._open += 1
+    def opened(self, connected: socket.socket) -> None:
+        self._open.add(connected)
         self._accepted += 1
 
-    def closed(self) -> None:
-        self._open -= 1
+    def closing(self, connected: socket.socket) -> None:
+        """Must be called just before the socket is closed. Idempotent."""
+        if connected in self._open:
+            self._open.discard(connected)
+            sizes = _bytes_of(connected)
+            if sizes is not None:
+                self._tells = True
+                self._received += sizes[0]
+                self._sent += sizes[1]
 
     def pids(self) -> Mapping[int, int]:
         return {}
@@ -59,4 +88,26 @@ class ConnectionCounts:
         pass
 
     def totals(self) -> ConnectionTotals:
-        return ConnectionTotals(self._limit, self._open, self._accepted)
+        sizes = [one for one in map(_bytes_of, self._open) if one is not None]
+        tells = self._tells or bool(sizes)
+        return ConnectionTotals(
+            self._limit,
+            len(self._open),
+            self._accepted,
+            self._received + sum([received for received, _ in sizes]) if tells else None,
+            self._sent + sum([sent for _, sent in sizes]) if tells else None,
+        )
+
+
+def _bytes_of(connected: socket.socket) -> tuple[int, int] | None:
+    if _TCP_INFO is None or sys.platform != "linux":
+        return None
+    try:
+        info = connected.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE)
+    except OSError:  # not a TCP socket, or a broken one
+        return None
+    if len(info) < _SIZE:  # an old kernel
+        return None
+    sent, again = _SENT[0].unpack_from(info, _SENT[1])
+    (received,) = _RECEIVED[0].unpack_from(info, _RECEIVED[1])
+    return received, sent - again

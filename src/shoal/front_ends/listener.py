@@ -19,7 +19,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -72,7 +72,7 @@ class RemoteFrontEnd:
         self._shared = shared
         self.is_ready = anyio.Event()  # it can serve, or has ended
         self.was_ready = False  # it could serve
-        self.connections = ConnectionTotals(0, 0, 0)
+        self.connections = ConnectionTotals(0, 0, 0, None, None)
         self._asked: anyio.Event | None = None
         self._is_draining = False
         self._heads: dict[int, Head] = {}
@@ -242,7 +242,7 @@ class FrontEnds:
         self.ended = anyio.Event()
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
-        self._accepted = 0  # connections of those that have ended
+        self._before = ConnectionTotals(0, 0, 0, None, None)  # of those that have ended
         self._may_serve = False
         self._draining = anyio.Event()
         self._is_up = anyio.Event()
@@ -297,8 +297,8 @@ class FrontEnds:
             front_end.abort()
         self._is_aborted.set()
 
-    # Only the process that has a connection knows it. So the front ends are asked when the metrics
-    # are collected; reporting each change would cost more.
+    # Only the process that has a connection can read its byte counts from the kernel. So the front
+    # ends are asked when the metrics are collected; reporting each change would cost more.
 
     @property
     def connections(self) -> FrontEnds:
@@ -314,10 +314,8 @@ class FrontEnds:
         return {one.number: one.pid for one in self._front_ends}
 
     def totals(self) -> ConnectionTotals:
-        now = [one.connections for one in self._front_ends]
-        accepted = self._accepted + sum([one.accepted for one in now])
-        limit = self.shared.options.max_connections
-        return ConnectionTotals(limit, sum([one.open for one in now]), accepted)
+        totals = reduce(_sum, [one.connections for one in self._front_ends], self._before)
+        return totals._replace(limit=self.shared.options.max_connections)
 
     async def _keep_one(self, number: int) -> None:
         while not self._is_ending():
@@ -354,7 +352,7 @@ class FrontEnds:
                 await front_end.run()
         finally:
             self._front_ends.discard(front_end)
-            self._accepted += front_end.connections.accepted
+            self._before = _sum(self._before, front_end.connections._replace(open=0))
 
     async def _start_serving(self, front_end: RemoteFrontEnd) -> None:
         await front_end.is_ready.wait()
@@ -388,6 +386,13 @@ class FrontEnds:
         _log.error("a worker %s; another one is started in its place", how)
         with anyio.CancelScope(deadline=next_at):
             await self._draining.wait()
+
+
+def _sum(one: ConnectionTotals, other: ConnectionTotals) -> ConnectionTotals:
+    pairs = zip(one, other, strict=True)
+    # The bytes may be unknown.
+    sums: Any = [None if a is None and b is None else (a or 0) + (b or 0) for a, b in pairs]
+    return ConnectionTotals(*sums)
 
 
 # The server's process ends requests that take too long. A worker does so later, if that fails.

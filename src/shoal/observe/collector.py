@@ -263,6 +263,8 @@ _OF_LISTENERS: Final[Rows[ConnectionTotals]] = (
     (GAUGE, "connections", "Open connections.", lambda c: c.open),
     (GAUGE, "connection_limit", "How many connections may be open.", lambda c: c.limit),
     (COUNTER, "accepted_connections", "Accepted connections.", lambda c: c.accepted),
+    (COUNTER, "received_bytes", "Received bytes.", lambda c: c.received),
+    (COUNTER, "sent_bytes", "Bytes that went out.", lambda c: c.sent),
 )
 
 _OF_MODEL_SERVER: Final[Rows[ModelServerStatus]] = (

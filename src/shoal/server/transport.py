@@ -80,7 +80,7 @@ class Transport:
     ) -> None:
         self._counts = counts
         if counts is not None:
-            counts.opened()
+            counts.opened(connected)
         connected.setblocking(False)
         self._socket = connected
         self._poller = poller
@@ -196,7 +196,7 @@ class Transport:
             self._awaits_room = False
             self._poller.remove(self)
             if self._counts is not None:
-                self._counts.closed()
+                self._counts.closing(self._socket)
             self._socket.close()
             self.receiver = NOBODY
 
