@@ -1,10 +1,12 @@
-"""Puts the requests of a batch back into the queue when its handler raises `RetryLater`.
+"""Puts requests of a batch back into the queue: after a `RetryLater`, or a death of its replica.
 
-They are queued in front, in the order in which they arrived, and no batch starts for the time that
-the error names. Their callers do not notice; a request that is out of time fails as any other.
+They are queued in front, in the order in which they arrived. Their callers do not notice; a request
+that is out of time fails as any other.
 
-Requests of an open batch are also put back if its handler, in another process, has ended before it
-got them; and those of a closed one if their replica died, as often as ``retries`` allows it.
+* After a `RetryLater`, no batch starts for the time that the error names.
+* After the death of a replica, requests of a closed batch go back as often as ``retries`` allows.
+  Their time in the queue is not limited any more: they had left it in time.
+* Requests of an open batch go back if its handler, in another process, ended before it got them.
 """
 
 from __future__ import annotations
