@@ -329,3 +329,18 @@ async def test_a_declined_request_is_no_error_of_its_span_or_its_batch(spans, ra
     for span in (request, batch):
         assert span.status.status_code is not StatusCode.ERROR
         assert "error.type" not in span.attributes
+
+
+async def test_a_request_that_goes_back_into_the_queue_has_a_span_of_each_batch(spans):
+    errors = iter([shoal.RetryLater(1)])
+
+    async def refuse_once(items: list[int]) -> list[int]:
+        for error in errors:
+            raise error
+        return items
+
+    batcher = traced(spans, refuse_once)
+    async with batcher as call:
+        await call(1)
+    outcomes = [one.attributes["shoal.request.outcome"] for one in spans.named("refuse_once")]
+    assert outcomes == ["retried", "finished"]

@@ -201,3 +201,14 @@ async def test_a_scaling_does_not_wait_for_an_unhealthy_replica_to_end() -> None
             await controller.scale_backend("b", 3)
         assert stage.ended == []
         stage.kill_gate.set()
+
+
+async def test_a_placement_that_can_not_say_its_memory_fails_no_batch(monkeypatch: Any) -> None:
+    def memory_bytes(_: ScriptedReplica) -> int:
+        raise SystemExit("no such process")
+
+    monkeypatch.setattr(ScriptedReplica, "memory_bytes", memory_bytes)
+    async with serving(echo, max_memory_bytes=1000) as (controller, handle, _):
+        assert sorted(await outcomes(*[handle.call(item) for item in range(3)])) == [0, 1, 2]
+        [replica] = (await controller.status()).backends["b"].replicas
+        assert replica.memory_bytes is None

@@ -45,11 +45,11 @@ class BatchRecord:
         finished: How many of its requests ended with a result.
         failed: How many failed.
         cancelled: How many were cancelled by their callers, or ran out of time.
-        error: The first error that failed one of them, or the `RetryLater` that put some back; None
+        error: The first error that failed one of them, or that put some back into the queue; None
             if there is none, or if only the end of the batcher failed them.
         trace: The headers with which a call continues its trace; None if it is not traced.
         declined: How many the handler declined, with an ``HTTPException`` below 500.
-        retried: How many went back into the queue, as the handler raised `RetryLater`.
+        retried: How many went back into the queue, after a `RetryLater` or a replica's death.
     """
 
     batcher: str

@@ -8,7 +8,8 @@ change against these transitions::
       │          │           └──────> cancelled
       └──────────┴──────────────────> failed, cancelled
 
-A handler's `RetryLater` puts the running requests of its batch back into the queue.
+A handler's `RetryLater` puts the running requests of its batch back into the queue, and so may the
+death of its replica.
 
 A request that has ended stays in its final state. A later event (a result for a caller that has
 left, a caller that leaves after its result) then has no effect, so every accepted call ends exactly

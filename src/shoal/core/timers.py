@@ -117,7 +117,12 @@ class Overdue:
         """Starts a timer again that ended while a request was in the handler; returns its time."""
         asked = request.options
         timer = None if asked is None else asked.queue_timer
-        if asked is None or timer is None or timer[2] is not None or asked.delayed_at is not None:
+        if asked is None or timer is None:
+            return math.inf
+        if request.returned.deaths:  # it left the queue in time, and its handler did not refuse it
+            self.timers.forget(timer)
+            return math.inf
+        if timer[2] is not None or asked.delayed_at is not None:
             return math.inf
         asked.queue_timer = self.timers.add(timer[0], (request,))
         return float(timer[0])

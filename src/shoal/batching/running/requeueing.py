@@ -1,14 +1,17 @@
-"""Puts the requests of a batch back into the queue when its handler raises `RetryLater`.
+"""Puts requests of a batch back into the queue: after a `RetryLater`, or a death of its replica.
 
-They are queued in front, in the order in which they arrived, and no batch starts for the time that
-the error names. Their callers do not notice; a request that is out of time fails as any other.
+They are queued in front, in the order in which they arrived. Their callers do not notice; a request
+that is out of time fails as any other.
 
-Requests of an open batch are also put back if its handler, in another process, has ended before it
-got them; and those of a closed one if their replica died, as often as ``retries`` allows it.
+* After a `RetryLater`, no batch starts for the time that the error names.
+* After the death of a replica, requests of a closed batch go back as often as ``retries`` allows.
+  Their time in the queue is not limited any more: they had left it in time.
+* Requests of an open batch go back if its handler, in another process, ended before it got them.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from shoal.core.request import Returned, State
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
     from shoal.core.request import Batch, Request
     from shoal.errors import RetryLater
+
+logger: Final = logging.getLogger("shoal")
 
 QUEUED = State.QUEUED
 MOST_RETURNS: Final = 100
@@ -40,11 +45,16 @@ class Requeueing:
             batch.failure = error
         self.queue_again(batch, requests)
 
-    def queue_again(self, batch: Batch, requests: Sequence[Request], *, deaths: int = 0) -> None:
+    def queue_again(
+        self, batch: Batch, requests: Sequence[Request], death: Exception | None = None
+    ) -> None:
         """Queues running requests again; those that were put back too often stay RUNNING."""
+        # `death` is that of their replica; they also stay RUNNING, and fail with it, if the queue
+        # takes nothing back.
         intake = self._intake
         if not intake.takes_back:
-            intake.stop(requests)
+            if death is None:
+                intake.stop(requests)
             return
         back: set[Request] = set()
         # Backwards, so that each is put in front of those that are back already.
@@ -52,13 +62,17 @@ class Requeueing:
             returned: Returned = getattr(request, "returned", Returned(batch.id, place))
             if returned.times < MOST_RETURNS:
                 request.returned = returned._replace(
-                    times=returned.times + 1, deaths=returned.deaths + deaths
+                    times=returned.times + 1, deaths=returned.deaths + (death is not None)
                 )
                 back.add(request)
                 self._queue_one_again(batch, request)
         # It may soon be in another batch, which this one must not end.
         batch.members = [request for request in batch.members if request not in back]
         intake.ring()
+        if death is not None and back:
+            logger.warning("%s: %d calls run again, since %s", intake.name, len(back), death)
+            if batch.failure is None:
+                batch.failure = death
 
     def _queue_one_again(self, batch: Batch, request: Request) -> None:
         intake = self._intake

@@ -225,8 +225,7 @@ class Run(ABC):
             if self._may_run_again(r) and deaths_of(r) < failure.retries
         ]
         if back:
-            logger.warning("%s: %d calls run again, since %s", self.name, len(back), failure.death)
-            self.requeueing.queue_again(cast("Batch", back[0].batch), back, deaths=1)
+            self.requeueing.queue_again(cast("Batch", back[0].batch), back, failure.death)
 
     def _may_run_again(self, request: Request) -> bool:
         """Returns whether a request can be answered by another run of the handler."""

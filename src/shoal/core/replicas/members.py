@@ -132,7 +132,7 @@ class Members(Generic[ReplicaT]):
         unloaded: list[str] = []
         while known is None and len(member.models) >= self.max_models:
             victim = member.victim(self.waiting) or member.victim()
-            if victim is None:  # a batch that runs again may find all in use
+            if victim is None:  # a batch that waited for a replica may find all in use
                 break
             unloaded.append(victim)
             del member.models[victim]

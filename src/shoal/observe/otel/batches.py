@@ -22,7 +22,7 @@ from opentelemetry.propagate import inject
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer
 
 from shoal.core.events import BatchObserver, BatchRecord, Unserved
-from shoal.core.request import Batch, Request, State
+from shoal.core.request import UNDER_WAY, Batch, Request, State
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.failures.exceptions import class_name
 from shoal.observe.failures import id_of
@@ -238,7 +238,8 @@ def _bare(span: Span) -> Context:
 def _end(span: Span | None, request: Request, of_batch: BaseException | None, at: int) -> None:
     if span is None:
         return
-    span.set_attribute(OUTCOME, request.state.value)
+    is_back = request.state in UNDER_WAY  # in the queue, or in a later batch
+    span.set_attribute(OUTCOME, "retried" if is_back else request.state.value)
     if request.state is State.FAILED:
         # A caller that has its error already has taken it out of the request.
         error: Any = request.error

@@ -384,7 +384,7 @@ class Backend:
                     state=managed.state,
                     ongoing=managed.ongoing,
                     batches=0 if managed.member is None else managed.member.total,
-                    memory_bytes=managed.replica.memory_bytes(),
+                    memory_bytes=managed.memory_bytes(),
                     gpus=managed.replica.blueprint.devices,
                     address=managed.replica.blueprint.address or None,
                     models={} if managed.member is None else model_states(managed.member),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from shoal.serving.backend_config import BackendConfig
     from shoal.status import ReplicaState
 
+
+T = TypeVar("T")
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -167,12 +169,17 @@ class ManagedReplica:
     def notify_draining(self) -> None:
         self._tell(self.replica.drain)
 
-    def _tell(self, method: Callable[..., object], *args: Any) -> None:
-        """Calls a method of a placement; an exception of it must not end other replicas."""
+    def memory_bytes(self) -> int | None:
+        """Returns the memory of its process; None if it is unknown."""
+        return self._tell(self.replica.memory_bytes)
+
+    def _tell(self, method: Callable[..., T], *args: Any) -> T | None:
+        """Calls a method of a placement; an exception of it is logged, and fails nothing else."""
         try:
-            held(method)(*args)
+            return held(method)(*args)
         except Exception:
             logger.exception("%s: %s() raised", self.replica.tag, method.__name__)
+        return None
 
     def abandon(self) -> None:
         self._scope.cancel()
@@ -251,11 +258,11 @@ def may_wear_out(config: BackendConfig) -> bool:
     return config.max_batches_per_replica is not None or "max_memory_bytes" in config.placed
 
 
-def worn_out(member: PoolMember, config: BackendConfig) -> str | None:
+def worn_out(managed: ManagedReplica, batches: int, config: BackendConfig) -> str | None:
     most, cap = config.max_batches_per_replica, config.placed.get("max_memory_bytes")
-    if most is not None and member.total >= most:
-        return f"has run {member.total} batches"
-    memory = None if cap is None else member.replica.memory_bytes()
+    if most is not None and batches >= most:
+        return f"has run {batches} batches"
+    memory = None if cap is None else managed.memory_bytes()
     if cap is not None and memory is not None and memory > cap:
         return f"has {memory} bytes of memory, more than max_memory_bytes={cap}"
     return None

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.open_batch import OpenBatch
     from shoal.core.events import Observers
+    from shoal.core.request import Batch
     from shoal.replicas.code.instance import Method
     from shoal.serving.backend_options import Converters
     from shoal.serving.backends.models import ModelLoader
@@ -161,38 +162,36 @@ def closed_handler(
     `retries` is called at each death of a replica, since it may change.
     """
 
+    async def take(batch: Batch) -> tuple[PoolMember, LoadedModel | None]:
+        home, model = home_and_model_of(batch)
+        member = pool.choose(batch.size, home, model) or await pool.wait(batch.size)
+        pool.begin(member, batch.size)
+        return member, None if model is None else models.use(member, model)
+
+    # Both end alike, but one async context manager for both would make a call 10% slower.
+
     async def run(items: list[Any]) -> Any:
         batch = running_batch.get()
-        size = batch.size  # with padding there are more items
-        home, model = home_and_model_of(batch)
-        member = pool.choose(size, home, model) or await pool.wait(size)
-        pool.begin(member, size)
-        used: LoadedModel | None = None
+        member, used = await take(batch)
         try:
-            if model is not None:
-                used = models.use(member, model)
+            if used is not None:
                 await wait_loaded(used)
             results = await member.replica.run(method.name, items)
             if not member.replica.takes_work and issubclass(type(results), list):
-                mark_deaths(member, results, size)
+                mark_deaths(member, results, batch.size)
             return results
         except ReplicaDied as death:
             if note_death(pool, member, death):
                 raise RunsAgain(death, retries()) from None
             raise
         finally:
-            pool.end(member, size, used)
+            pool.end(member, batch.size, used)
 
     async def steps(items: list[Any]) -> AsyncGenerator[Any, None]:
         batch = running_batch.get()
-        size = batch.size
-        home, model = home_and_model_of(batch)
-        member = pool.choose(size, home, model) or await pool.wait(size)
-        pool.begin(member, size)
-        used: LoadedModel | None = None
+        member, used = await take(batch)
         try:
-            if model is not None:
-                used = models.use(member, model)
+            if used is not None:
                 await wait_loaded(used)
             async with aclosing(member.replica.run_stream(method.name, items)) as steps:
                 async for step in steps:
@@ -202,11 +201,11 @@ def closed_handler(
                 raise RunsAgain(death, retries()) from None
             raise
         finally:
-            pool.end(member, size, used)
+            pool.end(member, batch.size, used)
 
     def mark_deaths(member: PoolMember, results: list[Any], size: int) -> None:
         # A model server that has ended may have served some of its calls. The others run again.
-        for place, one in enumerate(results[:size]):
+        for place, one in enumerate(results[:size]):  # with padding there are more
             if issubclass(type(one), ReplicaDied) and one.replica == member.replica.tag:
                 note_death(pool, member, one)
                 results[place] = RunsAgain(one, retries())

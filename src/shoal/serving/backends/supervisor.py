@@ -171,7 +171,7 @@ class Supervisor:
         managed = next((k for k in self.managed if k.member is member), None)
         if managed is None or managed.is_being_replaced:
             return
-        if (reason := worn_out(member, self.config)) is not None:
+        if (reason := worn_out(managed, member.total, self.config)) is not None:
             self._replace_one(managed, f"it {reason}")
 
     def _replace_one(self, managed: ManagedReplica, reason: str) -> None:
