@@ -49,7 +49,7 @@ class BatchRecord:
             if there is none, or if only the end of the batcher failed them.
         trace: The headers with which a call continues its trace; None if it is not traced.
         declined: How many the handler declined, with an ``HTTPException`` below 500.
-        retried: How many went back into the queue, as the handler raised `RetryLater`.
+        retried: How many went back into the queue, after a `RetryLater` or their replica's death.
     """
 
     batcher: str
