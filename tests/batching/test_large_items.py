@@ -107,6 +107,25 @@ async def test_a_part_that_fails_fails_its_item_and_drops_the_parts_in_the_queue
     assert ran == parts[: parts.index(bad) + 1]
 
 
+async def test_a_part_that_fails_cancels_the_parts_in_the_handler() -> None:
+    cancelled: list[list[str]] = []
+
+    async def handler(items: list[str]) -> list[str]:
+        try:
+            await anyio.sleep(1 if items == ["abcd"] else 60)
+        except anyio.get_cancelled_exc_class():
+            cancelled.append(items)
+            raise
+        raise KeyError(items[0])
+
+    batcher = shoal.Batcher(handler, **SPLIT, max_concurrent_batches=2)
+    async with batcher as call:
+        assert isinstance(await outcome(call("abcdefghij")), KeyError)
+        assert (batcher.statistics().running, batcher.statistics().queued) == (0, 0)
+        await settle()
+        assert cancelled == [["efgh"]]
+
+
 @pytest.mark.parametrize(
     ("split", "error"),
     [

@@ -66,6 +66,23 @@ async def steps_then_fails_in_slots(items: list[int]) -> Any:
     yield [ValueError(item) for item in items]
 
 
+async def fails_in_first_parts(items: list[tuple[int, ...]]) -> list[Any]:
+    return [ValueError(item) if 0 in item else item for item in items]
+
+
+def parts(item: tuple[int, ...], _: float) -> list[tuple[int, ...]]:
+    return [(number,) for number in item]
+
+
+SPLIT: Any = {"max_batch_size": 1, "batch_size_fn": len, "split": parts, "join": tuple}
+
+
+async def large_items(call: Any) -> None:
+    for item in ((0, 1, 2), (1, 2, 3)):
+        with suppress(ValueError), anyio.move_on_after(1):
+            await call(item)
+
+
 async def calls(call: Any) -> None:
     async def one(item: int) -> None:
         with suppress(ValueError, TimeoutError):
@@ -154,6 +171,8 @@ async def leaves_the_stream(call: Any) -> None:
         (reads, steps_then_fails, {}),
         (reads, steps_then_fails_in_slots, {}),
         (leaves_the_stream, steps, {}),
+        (large_items, fails_in_first_parts, SPLIT),
+        (large_items, never_ends, SPLIT),
     ],
 )
 async def test_nothing_is_left_for_the_collector(use, handler, options):

@@ -51,6 +51,10 @@ async def sums(a: list[int], b: list[int]) -> list[dict[str, int]]:
     return [{"sum": x + y} for x, y in zip(a, b, strict=True)]
 
 
+async def keyword_sums(a: list[int], *, b: list[int]) -> list[dict[str, int]]:
+    return await sums(a, b)
+
+
 class Text(BaseModel):
     text: str
 
@@ -218,8 +222,9 @@ def test_many_bad_lines_stay_in_their_places(told):
     assert [one["line"] for one in lines("out.errors.jsonl")] == list(range(2, bad + 2))
 
 
-def test_several_parameters_are_an_object(job):
-    assert job("jobs:sums", [{"a": 1, "b": 2}, {"b": 1}, {"a": 3, "b": 4}], code=1) == [
+@pytest.mark.parametrize("handler", ["sums", "keyword_sums"])
+def test_several_parameters_are_an_object(job, handler):
+    assert job(f"jobs:{handler}", [{"a": 1, "b": 2}, {"b": 1}, {"a": 3, "b": 4}], code=1) == [
         {"sum": 3},
         None,
         {"sum": 7},

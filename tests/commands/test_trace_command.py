@@ -5,7 +5,9 @@ import re
 import signal
 import threading
 import time
+from contextlib import asynccontextmanager, nullcontext
 
+import anyio
 import pytest
 from driven_server import served
 
@@ -84,6 +86,38 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
     assert json.loads(path.read_text().splitlines()[-1])["why"] == "server ended"
 
 
+RECORDING = "shoal.serving.clients.remote_client.RemoteClient.recording"
+BEGIN = b'{"record":"trace"}'
+END = b'{"record":"end","at":1,"requests":0,"why":"time"}'
+
+
+def test_a_server_that_falls_silent_is_not_a_file_that_cannot_be_written(monkeypatch, run):
+    async def lines():
+        yield BEGIN
+        raise TimeoutError("the server took too long")
+
+    monkeypatch.setattr(RECORDING, lambda *_, **__: nullcontext(lines()))
+    code, _, err = run("trace", "--url", "http://server")
+    assert (code, err) == (1, "shoal: the server took too long\n")
+
+
+def test_ctrl_c_after_the_last_line_changes_nothing(monkeypatch, run, tmp_path):
+    async def lines():
+        yield BEGIN
+        yield END
+
+    @asynccontextmanager
+    async def recording(*_, **__):
+        yield lines()
+        signal.raise_signal(signal.SIGINT)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(RECORDING, recording)
+    code, _, err = run("trace", "--url", "http://server")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "trace.jsonl").read_bytes() == BEGIN + b"\n" + END + b"\n"
+
+
 class never:
     def __init__(self, *signals):
         pass
@@ -98,8 +132,6 @@ class never:
         return self
 
     async def __anext__(self):
-        import anyio
-
         await anyio.sleep_forever()
 
 

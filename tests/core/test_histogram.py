@@ -60,6 +60,27 @@ def test_what_is_gathered_is_counted_as_if_it_was_observed(count):
     assert found.sum == pytest.approx(expected.sum)
 
 
+class Meanwhile(float):
+    """A time that is compared while the event loop's thread goes on."""
+
+    go_on = staticmethod(lambda: None)
+
+    def __lt__(self, other):
+        self.go_on()
+        return float(self) < other
+
+
+def test_a_snapshot_in_another_thread_loses_no_observation(monkeypatch):
+    """`Batcher.statistics` is called in plain code, beside the thread of `shoal.blocking`."""
+    counts = Histogram((1.0, 2.0))
+    counts.gather((Meanwhile(0.5), Meanwhile(1.5)))
+    monkeypatch.setattr(Meanwhile, "go_on", staticmethod(lambda: counts.gather((3.0,))))
+    counts.snapshot()
+    monkeypatch.undo()
+    assert counts.snapshot().counts[:2] == (1, 1)
+    assert counts.snapshot().counts[2] > 0
+
+
 @pytest.mark.parametrize("count", [1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 3 * MOST_NEW])
 def test_many_are_counted_together_and_few_are_kept(count):
     times = RequestTimes()

@@ -269,6 +269,22 @@ async def test_a_server_that_is_shut_down_while_it_starts_never_listens():
     assert not drained.started
 
 
+async def test_a_framework_that_reports_its_cancellation_has_not_failed_to_start():
+    """As Starlette does."""
+
+    async def app(scope, receive, send):
+        await receive()
+        try:
+            await anyio.sleep_forever()
+        except BaseException as error:
+            await send({"type": "lifespan.startup.failed", "message": repr(error)})
+            raise
+
+    with anyio.fail_after(HANG_S):
+        drained = await serve(app, HttpOptions(port=0), shutdown=anyio.lowlevel.checkpoint)
+    assert not drained.started
+
+
 async def test_a_lifespan_that_crashes_leaves_the_server_up(caplog):
     crash = anyio.Event()
 

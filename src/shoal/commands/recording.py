@@ -110,9 +110,8 @@ class Recorded:
         self.file.write(line + b"\n")
 
     def interrupt(self) -> None:
-        if self.file is not None:
-            self._last = {**self._last, "record": "end", "why": "interrupted"}
-            self.add(json.dumps(self._last, separators=(",", ":")).encode())
+        self._last = {**self._last, "record": "end", "why": "interrupted"}
+        self.add(json.dumps(self._last, separators=(",", ":")).encode())
 
     def as_data(self) -> dict[str, Any]:
         names = ("at", "requests", "lost", "unfinished", "why")
@@ -135,12 +134,7 @@ class Recorded:
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
     async with ungrouped() as tasks:
-
-        def interrupt() -> None:
-            recorded.interrupt()
-            tasks.cancel_scope.cancel()
-
-        await tasks.start(_until_signalled, interrupt)
+        await tasks.start(_until_signalled, tasks.cancel_scope.cancel)
         try:
             async with client.recording(
                 arguments.seconds,
@@ -151,9 +145,13 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                 if first is not None:
                     with recorded.path.open("xb") as recorded.file:
                         recorded.add(first)
-                        async for line in lines:
-                            recorded.add(line)
-        except ConnectionError:
+                        try:
+                            async for line in lines:
+                                recorded.add(line)
+                        except anyio.get_cancelled_exc_class():
+                            recorded.interrupt()
+                            raise
+        except (ConnectionError, TimeoutError):  # of the server
             raise
         except OSError as error:
             raise CommandError(f"can't write {recorded.path}: {error.strerror}", 1) from None

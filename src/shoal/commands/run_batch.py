@@ -181,7 +181,10 @@ async def _open_handler(
             raise CommandError(f"{name} answers with streams, not with results")
         with as_mistakes():
             form = ItemLines(batcher.signature, are_values=are_values)
-        yield form, batcher.find().map_plan(None, as_completed=False)
+        entry = batcher.find()
+        # Lines are items already, not arguments.
+        call_all = partial(entry.call_all, call_options=None, return_exceptions=True)
+        yield form, entry.map_plan(None, as_completed=False)._replace(call_all=call_all)
 
 
 def _is_application(found: object) -> bool:
@@ -200,9 +203,8 @@ async def _call_lines(
     outcomes = [_item_of(form, line) for line in lines]
     places = [place for place, one in enumerate(outcomes) if not isinstance(one, LineRefused)]
     if places:
-        items = [outcomes[place] for place in places]
-        columns = zip(*items, strict=True) if form.are_tuples else (items,)
-        for place, outcome in zip(places, await call_all(*columns), strict=True):
+        found = await call_all([outcomes[place] for place in places])
+        for place, outcome in zip(places, found, strict=True):
             outcomes[place] = outcome
     return outcomes
 

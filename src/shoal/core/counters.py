@@ -140,8 +140,8 @@ class BatcherStatistics:
         split_calls: Calls that were split into several requests.
         split_requests: The requests that these calls were split into.
         isolating_runs: Runs of the handler with a part of a batch that had failed.
-        retried: How often a request went back into the queue because the handler raised
-            `RetryLater`.
+        retried: How often a request went back into the queue, after a `RetryLater` or the death of
+            its replica.
         occupancy: The occupancy of open and continuous batches; None for other handlers.
         max_batch_size: The option in force.
         batch_wait_timeout_s: The option in force, in seconds.

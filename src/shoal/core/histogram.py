@@ -96,8 +96,11 @@ class Histogram:
         self.new.clear()
 
     def snapshot(self) -> HistogramSnapshot:
-        self.count_new()
-        return HistogramSnapshot(self._bounds, tuple(self._counts), sum(self._counts), self._sum)
+        # Changes nothing here: statistics may be read in another thread.
+        now = Histogram(self._bounds)
+        now._counts, now._sum = self._counts.copy(), self._sum
+        now.observe_all(self.new)
+        return HistogramSnapshot(now._bounds, tuple(now._counts), sum(now._counts), now._sum)
 
 
 OUTCOMES: Final = ("ok", "invalid", "unavailable", "timeout", "failed", "left")

@@ -61,8 +61,12 @@ class ServerRun:
 
     async def end_application(self, graceful_timeout_s: float) -> None:
         """Ends the lifespan within the time that the drain has left."""
-        if self.is_up and self.lifespan is not None:
+        if self.lifespan is None:
+            return
+        if self.is_up:
             await self.lifespan.stop(max(graceful_timeout_s - self.took_s, LIFESPAN_MARGIN_S))
+        elif self.lifespan.failure is None:
+            self.lifespan = None  # it will be cancelled, which Starlette reports as a failure
 
     def drained(self, finished: int) -> Drained:
         """Returns the outcome; raises the error that prevented the start."""

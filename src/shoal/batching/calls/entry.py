@@ -247,6 +247,7 @@ class Entry:
                 self.intake.abandon(request)
             raise
         finally:
+            requests[0].waiter.has_failed = None  # it has the requests, and they have the waiter
             if requests[0].options is not None:  # all have options, or none has
                 for request in requests:
                     self.intake.former.overdue.forget(request)

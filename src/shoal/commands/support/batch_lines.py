@@ -67,7 +67,6 @@ class ItemLines:
 
     def __init__(self, signature: Signature, *, are_values: bool) -> None:
         self.item = _checked(signature, are_values=are_values)
-        self.are_tuples = len(signature.parameters) > 1
 
     def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
         if not isinstance(outcome, Exception):
@@ -80,8 +79,6 @@ class ItemLines:
 
 class OpenAiLines:
     """Requests of OpenAI's batch files: ``custom_id``, ``method``, ``url`` and ``body``."""
-
-    are_tuples = False
 
     def item(self, line: bytes) -> dict[str, Any]:
         try:
