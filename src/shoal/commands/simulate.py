@@ -293,11 +293,17 @@ class Comparison:
     def as_text(self) -> str:
         columns = [case.as_texts() for case in self.cases]
         rows = [(name, *(one[name] for one in columns)) for name in columns[0]]
-        rows = [row for row in rows if set(row[1:]) != {"-"}]
+        rows = [row for row in rows if _is_worth_a_row(*row)]
         options = [f"{case.name}: {case.options}" for case in self.cases]
         heads = ("compared", *(case.name for case in self.cases))
         parts = [table(heads, rows), "\n".join(options), "\n".join(self.remarks)]
         return "\n\n".join(filter(None, parts))
+
+
+def _is_worth_a_row(name: str, *texts: str) -> bool:
+    if name == "failed or cancelled" or name.startswith("because "):
+        return any(text not in ("0", "0%") for text in texts)
+    return name not in ("loads of models", "not on the preferred replica") or {*texts} != {"-"}
 
 
 def _recorded_options(batcher: RecordedBatcher, replicas: int | None) -> dict[str, Any]:
@@ -418,7 +424,7 @@ class Case:
         return {name: None if one != one else one for name, one in asdict(self).items()}
 
     def as_texts(self) -> dict[str, str]:
-        """Returns the texts of a table's column; ``-`` if there is nothing to show."""
+        """Returns the texts of a table's column; ``-`` for what is unknown or does not exist."""
 
         def count(*outcomes: str) -> int:
             return sum(self.outcomes.get(one, 0) for one in outcomes)
@@ -428,7 +434,7 @@ class Case:
             "answered": f"{count('finished'):,}",
             "refused or shed": f"{count('rejected', 'shed'):,}",
             "out of time": f"{count('expired'):,}",
-            "failed or cancelled": f"{lost:,}" if lost else "-",
+            "failed or cancelled": f"{lost:,}",
             **{
                 f"latency {one}": duration(self.latency_s.get(one, math.nan))
                 for one in ("p50", "p90", "p99", "max")
@@ -440,7 +446,7 @@ class Case:
             "loads of models": "-" if self.loads is None else f"{self.loads:,}",
             "not on the preferred replica": percent(self.spilled_share),
             **{
-                f"because {one}": percent(self.reasons.get(one, math.nan) / (self.batches or 1))
+                f"because {one}": percent(self.reasons.get(one, 0) / (self.batches or 1))
                 for one in DispatchReason
             },
         }
