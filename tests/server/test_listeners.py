@@ -318,10 +318,9 @@ async def test_the_operators_address_trusts_no_proxy_and_has_no_state_of_the_app
         await echo(scope, receive, send)
 
     trust = {"trusted_peers": ["127.0.0.1"], "proxy_headers": ["x-forwarded-for"]}
-    trusting = HttpOptions(port=0, allowed_hosts=["*"], **trust)
     admin = [(Tcp("127.0.0.1", 0), lambda *args: public(*args))]
     sent = request("/", headers=["X-Forwarded-For: 1.2.3.4"], close=True)
-    async with running(public, trusting, admin) as live:
+    async with running(public, HttpOptions(port=0, allowed_hosts=["*"], **trust), admin) as live:
         for url in live.urls:
             assert (await talk(url, sent)).endswith(b"hello")
     assert seen == [("1.2.3.4", {"model": "loaded"}), ("127.0.0.1", {})]
