@@ -58,7 +58,7 @@ def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> None:
         pseudo, fields = _separated(sent)
         method, target = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
         if method == b"CONNECT":
-            raise BadRequest(400, "CONNECT with a path")
+            raise BadRequest(400, "the method CONNECT, which is not offered")
         head = _as_http_1(method, target, fields)
         if find_end(head, parser.options.max_head_bytes) != len(head):
             raise BadRequest(400, "an empty line in a head")
