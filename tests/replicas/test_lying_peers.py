@@ -157,6 +157,29 @@ async def test_the_death_of_a_model_server_that_can_not_be_reached_says_so(tmp_p
     assert str(played.error).endswith("Connection timed out")
 
 
+@pytest.mark.parametrize("why", [None, "it has no replica"])
+async def test_a_drain_ends_an_idle_replica_at_once(tmp_path, monkeypatch, why):
+    async def never(*_):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(replica, "keep_alive", never)  # it would end the replica later
+
+    async def lie(sock):
+        await answer_start(sock)
+        parts = () if why is None else packed(why).parts
+        await handshake.send_all(sock, b"".join(encoded(FrameKind.DRAIN, 0, parts)))
+        assert await closed(sock)  # by the replica
+
+    async with lying(tmp_path, lie) as drained, anyio.create_task_group() as tasks:
+        played = Played(drained)
+        tasks.start_soon(played.serve)
+        with anyio.fail_after(HANG_S):
+            await played.ended.wait()
+    assert played.description is not None
+    assert str(played.error).endswith(why or "it is shutting down")
+    assert drained.is_leaving is (why is None)
+
+
 async def test_an_ingress_that_can_not_be_reached_is_logged_with_the_reason(
     tmp_path, monkeypatch, caplog
 ):

@@ -15,7 +15,7 @@ from worker_processes import until
 pytest.importorskip("ray")
 
 from shoal.loops.event_loop import EventLoop
-from shoal.replicas.ray.actor import _Listener
+from shoal.replicas.ray.actor import STOPPED, _Listener
 from shoal.replicas.ray.link import Link
 from shoal.replicas.ray.placing import NewActor
 from shoal.replicas.remote.handshake import receive
@@ -106,14 +106,20 @@ async def test_an_actor_that_can_not_accept_tries_again_later(
 
 @pytest.mark.real_time
 @pytest.mark.parametrize(
-    ("is_closing", "how"), [(True, "was stopped"), (False, "was lost: its connection was closed")]
+    ("is_closing", "said", "how"),
+    [
+        (True, STOPPED, "was stopped"),
+        (False, STOPPED, "was lost: its connection was closed"),
+        (False, f"{STOPPED}:\nTraceback ...", "was lost: its connection was closed"),
+        (False, "was killed: its code raised Panic", "was killed: its code raised Panic"),
+    ],
 )
-async def test_an_actor_that_stops_unasked_was_lost(*, is_closing: bool, how: str) -> None:
+async def test_an_actor_that_stops_unasked_was_lost(is_closing: bool, said: str, how: str) -> None:
     ending: Future[str] = Future()
     link = Link("model#7", 1.0, list)
     link.is_closing = is_closing
     actor_ends = await attached(link, ending)
-    ending.set_result("was stopped")
+    ending.set_result(said)
     await link.ended.wait()
     assert str(link.death()) == f"model#7 {how}"
     for sock in actor_ends:

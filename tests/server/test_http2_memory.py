@@ -12,6 +12,7 @@ from h2.utilities import SizeLimitDict
 from live_server import Http2Client, http2, live, read_until, until_quiet
 
 from shoal.server.shared import Turns
+from shoal.server.streams import http2 as http2_module
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
@@ -315,3 +316,27 @@ async def test_what_a_task_sends_after_the_end_of_its_call_is_dropped():
             with anyio.fail_after(HANG_S / 4):
                 await sent.wait()
             await client.fetch()
+
+
+@pytest.mark.real_time
+async def test_bodies_that_the_application_does_not_read_give_their_windows_back(monkeypatch):
+    monkeypatch.setattr(http2_module, "_WINDOW", 2**17)
+    has_all = anyio.Event()
+
+    async def app(scope, _receive, send):
+        if scope["type"] == "http":
+            await has_all.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    async with live(app) as server, http2(server) as client:
+        for _ in range(5):  # together larger than the window of the connection
+            asked = client.ask(method=b"POST", end=False)
+            for _ in range(2):
+                client.connection.send_data(asked, bytes(FRAME))
+            client.connection.end_stream(asked)
+            await client.flush()
+            await until_quiet()
+            has_all.set()
+            await client.wait_for(h2.events.StreamEnded, asked)
+            has_all = anyio.Event()

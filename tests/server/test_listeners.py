@@ -307,6 +307,25 @@ async def test_an_address_that_is_taken_frees_the_others(path):
     assert not exists(path)
 
 
+async def test_the_operators_address_trusts_no_proxy_and_has_no_state_of_the_application():
+    echo, seen = EchoApp(), []
+
+    async def public(scope, receive, send):
+        if scope["type"] == "lifespan":
+            scope["state"]["model"] = "loaded"
+        else:
+            seen.append((scope["client"][0], dict(scope["state"])))
+        await echo(scope, receive, send)
+
+    trust = {"trusted_peers": ["127.0.0.1"], "proxy_headers": ["x-forwarded-for"]}
+    admin = [(Tcp("127.0.0.1", 0), lambda *args: public(*args))]
+    sent = request("/", headers=["X-Forwarded-For: 1.2.3.4"], close=True)
+    async with running(public, HttpOptions(port=0, allowed_hosts=["*"], **trust), admin) as live:
+        for url in live.urls:
+            assert (await talk(url, sent)).endswith(b"hello")
+    assert seen == [("1.2.3.4", {"model": "loaded"}), ("127.0.0.1", {})]
+
+
 async def test_a_drain_is_that_of_all_addresses(path):
     public, admin = EchoApp(), EchoApp()
     extra = [(Unix(path), admin)]

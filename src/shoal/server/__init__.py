@@ -4,7 +4,7 @@ It serves any application. It knows `asgi`, and nothing of batching, serving or 
 application. Read its files in this order:
 
 - `server`: one run, from binding to the last connection; `listeners` and `connection_limit` are its
-  addresses, `config` its outcome.
+  addresses, `run` its outcome.
 - `shared`: the state that the connections at one address share, and the tasks that call the
   application.
 - `transport`, `tls` and `timeouts`: the sockets. Then `http1` and `streams` (HTTP/2 and WebSocket):

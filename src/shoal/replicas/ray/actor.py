@@ -42,7 +42,7 @@ THREADS: Final = 3
 
 
 STOPPED: Final = "was stopped"
-"""How a replica has ended whose code was closed without an error."""
+"""How a replica has ended whose code was closed; if that failed, a traceback follows."""
 
 # How long the listener waits before it accepts again, after an error.
 _RETRY_S: Final = 0.1
@@ -89,7 +89,7 @@ class ReplicaActor:
                 MessageCodec(),
                 data,
                 self._watch_shards,
-                lambda: failures.append(traceback.format_exc()),
+                lambda: failures.append(f"{STOPPED}:\n{traceback.format_exc()}"),
             ).run()
         except NotStarted:
             return  # the program knows, and ends this actor

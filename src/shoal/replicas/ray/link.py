@@ -117,9 +117,10 @@ class Link:
 
     def _is_to_end(self, ending: Future[str]) -> None:
         if ending.exception() is None:
-            self.ending = ending.result()
-            was_asked = self.ending != STOPPED or self.is_closing
-            self.finish(self.ending if was_asked else _DISCONNECTED)
+            self.ending = how = ending.result()
+            # Code that has lost its connection is closed as well.
+            is_lost = how.startswith(STOPPED) and not self.is_closing
+            self.finish(_DISCONNECTED if is_lost else how)
 
     def _has_gone(self, lifeline: Future[None]) -> None:
         error = lifeline.exception()

@@ -250,7 +250,7 @@ class RayReplica(ConversingReplica):
         if ending is None:
             raise self._link.death()
         if ending != STOPPED:
-            logger.error("%s: close() failed: %s", self.tag, ending)
+            logger.error("%s: close() failed: %s", self.tag, ending.removeprefix(f"{STOPPED}:"))
 
     async def _remove_group(self) -> None:
         # The next replica may need its resources.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.errors import NotAllowed
-from shoal.loops.unlimited import in_thread
 from shoal.replicas.remote.handshake import HANDSHAKE_S, greet_ingress, greet_model_server
 
 if TYPE_CHECKING:
@@ -37,19 +36,9 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
         OSError: It can't be reached, or took too long.
     """
     sock: Any = None
-    made: list[socket.socket] = []
-    is_abandoned = False
-
-    def connected() -> socket.socket:
-        made.append(_connected(address))
-        if is_abandoned:
-            made[0].close()
-        return made[0]
-
     try:
         with anyio.fail_after(HANDSHAKE_S):
-            sock = await in_thread(connected, abandon_on_cancel=True)
-            sock.setblocking(False)
+            sock = await _connected(address)
             prepare(sock)
             if token is None:
                 _check_owner(sock)
@@ -62,10 +51,8 @@ async def connect(address: ModelServerAddress, token: str | None) -> Any:
                 fingerprint = sock.peer_fingerprint()
             await greet_model_server(sock, token, fingerprint)
     except BaseException as error:
-        is_abandoned = True
-        for one in [*made, sock]:
-            if one is not None:
-                one.close()
+        if sock is not None:
+            sock.close()
         if isinstance(error, TimeoutError) and error.errno is None:
             raise TimeoutError(errno.ETIMEDOUT, f"no answer within {HANDSHAKE_S:g} s") from None
         raise
@@ -101,22 +88,36 @@ async def authenticated(sock: Any, token: str | None, certificate: ServerCertifi
     return sock
 
 
-def _connected(address: ModelServerAddress) -> socket.socket:
+async def _connected(address: ModelServerAddress) -> socket.socket:
     """Returns a connected socket; of several addresses of a host, the first that accepts."""
+    # Not `socket.create_connection` in a thread, which would delay the end of the program.
+    names: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
     if address.scheme != "unix":
-        return socket.create_connection((address.host, address.port), HANDSHAKE_S)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(HANDSHAKE_S)
-        sock.connect(address.path)
-    except BlockingIOError as error:  # its backlog is full
-        sock.close()
-        why = "too many connections wait to be accepted"
-        raise BlockingIOError(error.errno, why) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        names = [(family, name) for family, _, _, _, name in found]
+    while True:
+        family, name = names.pop(0)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await _connect(sock, name)
+        except BaseException as error:
+            sock.close()
+            if not (names and isinstance(error, OSError)):
+                raise
+        else:
+            return sock
+
+
+async def _connect(sock: socket.socket, name: Any) -> None:
+    code = sock.connect_ex(name)
+    if code == errno.EAGAIN:  # the backlog of a UNIX socket is full, and nothing reports its end
+        raise BlockingIOError(code, "too many connections wait to be accepted")
+    if code == errno.EINPROGRESS:
+        await anyio.wait_writable(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 def _check_owner(sock: socket.socket) -> None:

@@ -59,6 +59,8 @@ def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> bool:
         target = pseudo.get(b":path", b"")
         is_websocket = _is_websocket(pseudo)
         method = b"GET" if is_websocket else pseudo.get(b":method", b"")
+        if method == b"CONNECT":
+            raise BadRequest(400, "the method CONNECT, which is not offered")
         head = _as_http_1(method, target, fields)
         if find_end(head, parser.options.max_head_bytes) != len(head):
             raise BadRequest(400, "an empty line in a head")
