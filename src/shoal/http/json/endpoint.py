@@ -97,7 +97,7 @@ class EndpointRoute(Route):
         self._options = options
 
     async def handle(self, exchange: Exchange) -> None:
-        exchange.calls = self.calls
+        exchange.count_under(self.calls)
         early = exchange.early_item
         if early is not None and not may_be_decoded_early(exchange):
             early = None

@@ -207,7 +207,6 @@ class EndpointCalls:
     ) -> EndpointCall:
         """Finds the batcher of a call; waits for traffic, or for a first replica."""
         endpoint = self.endpoint
-        endpoint.requests += 1
         if headers is None:
             headers = call_headers(caller.headers)
         when_left = when_left or caller.when_left

@@ -196,6 +196,11 @@ class Exchange:
     def request_id(self) -> str:
         return self.id.decode("ascii")
 
+    def count_under(self, calls: EndpointCalls) -> None:
+        """Counts the request, and its failure, under the names of its endpoint's calls."""
+        self.calls = calls
+        calls.endpoint.requests += 1
+
     def explained(self, error: Exception, name: str = NO_ENDPOINT) -> Problem:
         """Counts and logs an error of the request; returns its problem."""
         if self.calls is not None:

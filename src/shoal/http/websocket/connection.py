@@ -179,6 +179,7 @@ class SocketConnection:
         if new.id in self._requests:
             raise Violation(VIOLATION, "the id of a request that has not ended was used again")
         request = SocketRequest(self, new)
+        self._calls.endpoint.requests += 1
         refused: Exception | None = new.refused
         if self._is_draining:
             refused = ShutDown("the server ends")

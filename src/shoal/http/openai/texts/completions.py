@@ -217,7 +217,7 @@ class TextRoute(OpenAIRoute):
 
     async def handle(self, exchange: Exchange) -> None:
         job = await self._read(exchange, await exchange.body())
-        exchange.calls = job.model.calls
+        exchange.count_under(job.model.calls)
         if job.texts > 1:
             await self._respond_with_several(exchange, job)
             return
