@@ -108,6 +108,15 @@ async def test_a_request_is_counted_before_its_body_is_read(path, options, statu
         assert (call.status, counts(app)) == (status, (1, errors))
 
 
+async def test_a_request_with_failing_lines_is_one_failure():
+    app = app_with(raising)
+    async with app.lifespan():
+        lines = [("content-type", "application/x-ndjson")]
+        answer = await ask(app, "/m", body=b"1\n2\n{\n", headers=lines)
+        assert answer.body.count(b'"error"') == 3
+        assert counts(app) == (1, 1)
+
+
 async def test_a_request_of_several_choices_is_one_request():
     asked = {"model": "m", "prompt": "a", "n": 3}
     assert await posted(app_with(raising), "/v1/completions", asked) == (500, (1, 1))
