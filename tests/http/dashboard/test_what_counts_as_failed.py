@@ -212,3 +212,26 @@ async def test_failures_beside_a_chosen_answer_are_shown():
         async with watched(app) as watching:
             (failure,) = state_of(messages_of(watching))["failures"]
     assert (failure["error"], failure["count"]) == ("KeyError", 1)
+
+
+class Empty(Exception):
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("as_result", [True, False])
+async def test_an_error_that_is_false_is_a_failure_like_others(as_result, caplog):
+    async def handler(items: list) -> list:
+        if as_result:
+            return [Empty("no") for _ in items]
+        raise Empty("no")
+
+    app = app_with(handler)
+    async with app.lifespan():
+        assert (await ask(app, "/m", item=1)).status == 500
+        assert counts(app) == (1, 1)
+        async with watched(app) as watching:
+            (failure,) = state_of(messages_of(watching))["failures"]
+    assert failure["error"] == "Empty"
+    assert "batch 1 failed: Empty, 1 of 1 requests" in caplog.text
+    assert caplog.text.count("raise Empty") == (not as_result)

@@ -35,6 +35,7 @@ from shoal.http.requests.problem import (
     is_failure,
     not_found,
     not_open,
+    original_of,
 )
 
 if TYPE_CHECKING:
@@ -260,8 +261,7 @@ class EndpointCalls:
             return False
         self.endpoint.errors += 1
         if not self._has_hinted:
-            original = error.__cause__ or error
-            hint = server_hint("".join(traceback.format_exception_only(original)))
+            hint = server_hint("".join(traceback.format_exception_only(original_of(error))))
             if hint is not None:
                 self._has_hinted = True
                 _log.error("%s: %s", self.name, hint)

@@ -175,7 +175,8 @@ class TaskStream:
                 await self._run_one(nth, self._send.send)
             self._running -= 1
         except Exception as error:
-            self._failure = self._failure or error
+            if self._failure is None:
+                self._failure = error
             self._running = 0
         if not self._running:
             self._send.close()
