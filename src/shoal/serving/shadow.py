@@ -142,7 +142,7 @@ class ShadowFlow:
             self._latency_s += anyio.current_time() - started
         if are_alike is None:
             return
-        with anyio.move_on_after(_TIMEOUT_S):  # a stream may never be read to its end
+        with anyio.move_on_after(_TIMEOUT_S):  # the request may take longer
             if await answer.wait():
                 self._count_alike(are_alike, answer.value, result)
 
