@@ -30,6 +30,7 @@ from shoal.errors import (
     ShutDown,
     SlowReader,
 )
+from shoal.failures.held import held
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -252,6 +253,7 @@ def _internal(error: Exception, *, debug: bool) -> Problem:
     return Problem.of("internal", **more)
 
 
+@held
 def _of_http_exception(error: HTTPException) -> Problem:
     status = chosen_status(error)
     if status is None:
