@@ -235,3 +235,16 @@ async def test_an_error_that_is_false_is_a_failure_like_others(as_result, caplog
     assert failure["error"] == "Empty"
     assert "batch 1 failed: Empty, 1 of 1 requests" in caplog.text
     assert caplog.text.count("raise Empty") == (not as_result)
+
+
+async def test_the_last_failure_is_shown_first():
+    async def handler(items: list[int]) -> list:
+        return [KeyError() if item else IndexError() for item in items]
+
+    app = app_with(handler)
+    async with app.lifespan():
+        for item in (0, 1):
+            await ask(app, "/m", item)
+        async with watched(app) as watching:
+            failures = state_of(messages_of(watching))["failures"]
+    assert [one["error"] for one in failures] == ["KeyError", "IndexError"]
