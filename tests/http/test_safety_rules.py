@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import shoal
+from shoal.http.app.admin_mount import AppAdmin
+
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     ".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path
@@ -82,3 +85,9 @@ def test_no_version_with_a_known_flaw_is_allowed():
     lowest = dict(each.partition(",")[0].split(">=") for each in extras["serve"])
     for name, version in MENDED_IN.items():
         assert tuple(map(int, lowest[name].split("."))) >= version
+
+
+def test_the_admin_application_does_not_show_its_token():
+    admin = AppAdmin(shoal.App(), token="secret", allowed_modules=())
+    assert "secret" not in repr(admin)
+    assert {admin: 1}[admin] == 1

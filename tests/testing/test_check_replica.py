@@ -283,7 +283,13 @@ class SurvivesBeingKilled(TaskReplica):
             raise RuntimeError("it is gone") from error
 
 
+class BindsAnyCode(TaskReplica):
+    def open_binding(self, method):
+        return super().open_binding("open_batch")
+
+
 BROKEN = {
+    BindsAnyCode: "refuses other code",
     DropsOpenBatches: "answers each request of an open batch",
     KeepsPlaces: "a caller that leaves an open batch frees its place",
     LosesTheFirstItem: "run_open streams what the code sends",
@@ -317,6 +323,7 @@ BROKEN = {
     WorksOnAfterTheEnd: "after its end",
 }
 SEEN_IN_ASYNC_CODE = {
+    BindsAnyCode,
     IsLeftInRuins,
     DropsOpenBatches,
     KeepsPlaces,

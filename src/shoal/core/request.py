@@ -360,7 +360,9 @@ def chosen_status(error: BaseException) -> int | None:
     chosen: Any = error
     try:
         status: object = chosen.status_code
-    except Exception:  # of a subclass, which need not have it
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # of a subclass, which may raise anything, or not have it
         return None
     return int(status) if isinstance(status, int) and 300 <= status <= 599 else None
 

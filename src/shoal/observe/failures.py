@@ -49,7 +49,7 @@ class FailureLog(BatchObserver):
             return
         for request in requests:
             if request.state is State.FAILED:
-                error = request.error or record.error
+                error = record.error if request.error is None else request.error
                 self._add(record.batcher, record.id, request, error, record.ended_at)
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:

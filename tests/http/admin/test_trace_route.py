@@ -129,6 +129,24 @@ async def test_what_a_slow_reader_misses_is_counted_and_delays_nobody(app, contr
     assert len(of_kind(call.answer.body, None)) < 100
 
 
+async def test_the_end_of_a_long_recording_is_written_in_steps(app, controller, monkeypatch):
+    monkeypatch.setattr(recordings, "_AT_A_TIME", 2)
+    written, sizes = recordings._written, []
+
+    def noted(notes):
+        sizes.append(len(notes))
+        return written(notes)
+
+    handle = await controller.get_handle("s")
+    async with tracing(app, {"seconds": 60, "most_requests": 8}) as call:
+        monkeypatch.setattr(recordings, "_written", noted)
+        for number in range(8):
+            await handle.call(number)
+        await call.returned.wait()
+    assert len(of_kind(call.body, None)) == 8
+    assert max(sizes) == 2
+
+
 async def test_one_that_does_not_read_is_disconnected_and_records_no_more(app, controller):
     async with tracing(app, {"seconds": 1000}, until=b'"progress"') as call:
         assert len(controller.observers.all) == 1

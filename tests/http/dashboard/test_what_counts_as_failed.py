@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 from test_dashboard import messages_of, state_of, watched
 
 import shoal
-from shoal.testing.asgi import ask
-from socket_in_memory import opened
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask
+from socket_in_memory import Offered, opened
 
 pytestmark = pytest.mark.one_loop
 
@@ -27,8 +28,8 @@ def counts(app):
     return endpoint.requests, endpoint.errors
 
 
-def app_with(handler):
-    app = shoal.App(protocols=["oip", "openai"], dashboard=True)
+def app_with(handler, **options):
+    app = shoal.App(protocols=["oip", "openai"], dashboard=True, **options)
     app.endpoint("/m", name="m")(handler)
     return app
 
@@ -91,6 +92,53 @@ async def test_an_item_of_a_stream_that_can_not_be_written_is_a_failure(accept):
 
     found = await posted(app_with(items), "/m", 1, accept)
     assert found == (200, (1, 1))
+
+
+@pytest.mark.parametrize("path", ["/m", "/v2/models/m/infer"])
+@pytest.mark.parametrize(
+    ("options", "status", "errors"),
+    [({"max_body_bytes": 1}, 413, 0), ({"max_incomplete_bytes": 1}, 503, 1)],
+)
+async def test_a_request_is_counted_before_its_body_is_read(path, options, status, errors):
+    app = app_with(answering_with(1), **options)
+    async with app.lifespan():
+        call = Call(app, path, body=b"[1", whole=False)
+        call.give(b"]", more=False)
+        await call.run()
+        assert (call.status, counts(app)) == (status, (1, errors))
+
+
+async def test_a_request_with_failing_lines_is_one_failure():
+    app = app_with(raising)
+    async with app.lifespan():
+        lines = [("content-type", "application/x-ndjson")]
+        answer = await ask(app, "/m", body=b"1\n2\n{\n", headers=lines)
+        assert answer.body.count(b'"error"') == 3
+        assert counts(app) == (1, 1)
+
+
+async def test_a_request_of_several_choices_is_one_request():
+    asked = {"model": "m", "prompt": "a", "n": 3}
+    assert await posted(app_with(raising), "/v1/completions", asked) == (500, (1, 1))
+
+
+async def test_a_request_on_a_websocket_that_is_refused_is_counted():
+    go, offered = anyio.Event(), Offered()
+
+    async def waiting(items: list) -> list:
+        await go.wait()
+        return items
+
+    app = app_with(waiting)
+    async with app.lifespan(), opened(app, "/m", offered) as socket:
+        socket.say(id=1, item=1)
+        await settle()
+        offered.draining()
+        socket.say(id=2, item=2)
+        assert (await socket.read())["error"]["status"] == 503
+        assert counts(app) == (2, 1)
+        go.set()
+        assert (await socket.read())["result"] == 1
 
 
 async def stream_with_an_object(items: list):
@@ -164,3 +212,39 @@ async def test_failures_beside_a_chosen_answer_are_shown():
         async with watched(app) as watching:
             (failure,) = state_of(messages_of(watching))["failures"]
     assert (failure["error"], failure["count"]) == ("KeyError", 1)
+
+
+class Empty(Exception):
+    def __len__(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("as_result", [True, False])
+async def test_an_error_that_is_false_is_a_failure_like_others(as_result, caplog):
+    async def handler(items: list) -> list:
+        if as_result:
+            return [Empty("no") for _ in items]
+        raise Empty("no")
+
+    app = app_with(handler)
+    async with app.lifespan():
+        assert (await ask(app, "/m", item=1)).status == 500
+        assert counts(app) == (1, 1)
+        async with watched(app) as watching:
+            (failure,) = state_of(messages_of(watching))["failures"]
+    assert failure["error"] == "Empty"
+    assert "batch 1 failed: Empty, 1 of 1 requests" in caplog.text
+    assert caplog.text.count("raise Empty") == (not as_result)
+
+
+async def test_the_last_failure_is_shown_first():
+    async def handler(items: list[int]) -> list:
+        return [KeyError() if item else IndexError() for item in items]
+
+    app = app_with(handler)
+    async with app.lifespan():
+        for item in (0, 1):
+            await ask(app, "/m", item)
+        async with watched(app) as watching:
+            failures = state_of(messages_of(watching))["failures"]
+    assert [one["error"] for one in failures] == ["KeyError", "IndexError"]

@@ -236,7 +236,9 @@ class RunningRecording:
             self.why_ended = "server ended"
         finally:
             self._controller.observers.remove(self.recorder)
-        await exchange.end(self.last_piece())
+        waiting = sum(one.statistics().queued + one.statistics().running for one in self._found())
+        end = {**self._state("end"), "why": self.why_ended, "unfinished": waiting}
+        await exchange.end(await self._piece(end))
 
     async def _send(self, exchange: Exchange) -> None:
         await exchange.begin(200, _HEADERS)
@@ -258,17 +260,16 @@ class RunningRecording:
                 return
             if anyio.current_time() >= self._end_at:
                 return
-            notes = self.recorder.take()
-            parts = [_written(self._news_of_batchers())]
-            for start in range(0, len(notes), _AT_A_TIME):
-                parts.append(_written(notes[start : start + _AT_A_TIME]))
-                await anyio.lowlevel.checkpoint()
-            piece = b"".join([*parts, _written([self._state("progress")])])
+            piece = await self._piece(self._state("progress"))
 
-    def last_piece(self) -> bytes:
-        waiting = sum(one.statistics().queued + one.statistics().running for one in self._found())
-        end = {**self._state("end"), "why": self.why_ended, "unfinished": waiting}
-        return _written([*self._news_of_batchers(), *self.recorder.take(), end])
+    async def _piece(self, last: Note) -> bytes:
+        """Returns what was recorded since the last piece, in steps that let others run."""
+        notes = self.recorder.take()
+        parts = [_written(self._news_of_batchers())]
+        for start in range(0, len(notes), _AT_A_TIME):
+            parts.append(_written(notes[start : start + _AT_A_TIME]))
+            await anyio.lowlevel.checkpoint()
+        return b"".join([*parts, _written([last])])
 
     def _state(self, record: str) -> Note:
         at = round(anyio.current_time() - self._began_at, 3)

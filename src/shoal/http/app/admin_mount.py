@@ -68,7 +68,7 @@ class AdminMount:
             await dispatcher.dispatch(scope, receive, send, route)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # the token is a secret
 class AppAdmin:
     """The admin API of an `App`, as an ASGI application with the `App` behind it."""
 

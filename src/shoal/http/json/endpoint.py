@@ -97,17 +97,18 @@ class EndpointRoute(Route):
         self._options = options
 
     async def handle(self, exchange: Exchange) -> None:
-        exchange.calls = self.calls
+        exchange.count_under(self.calls)
         early = exchange.early_item
         if early is not None and not may_be_decoded_early(exchange):
             early = None
         body = await exchange.body() if early is None else b""
         # After the body was read, since the traffic may have moved in that time.
         call = await self.calls.call_for(exchange)
-        batcher = call.batcher
-        if early is not None and not self._takes(batcher, early[0]):
+        if early is not None and not self._takes(call.batcher, early[0]):
             early, body = None, await exchange.body()
+            call = await self.calls.call_for(exchange)
             exchange.set_front_end_decoder(0, b"")  # until another one is set
+        batcher = call.batcher
         if batcher.converters is not None:
             await self._handle_converted(call, exchange, batcher.converters, body)
             return

@@ -109,7 +109,7 @@ class InferRoute(ProtocolRoute):
         self._heads = heads
 
     async def handle(self, exchange: Exchange) -> None:
-        exchange.calls = self._calls
+        exchange.count_under(self._calls)
         body = await exchange.body()
         described, tensors = read_tensors(exchange, body, self._heads)
         version = _version_in(exchange)

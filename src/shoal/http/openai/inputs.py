@@ -159,7 +159,7 @@ class InputsRoute(OpenAIRoute):
             detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
             raise refused(detail, param=self.param)
         model = self._models.of(params.get("model"), self.make)
-        exchange.calls = model.calls
+        exchange.count_under(model.calls)
         call = await model.calls.call_for(exchange)
         if call.streams:
             raise refused(f"The model gives texts, no {self.gives}", param="model")

@@ -32,10 +32,10 @@ from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded
 from shoal.failures.hints import server_hint
 from shoal.http.requests.problem import (
     Refused,
-    explained,
     is_failure,
     not_found,
     not_open,
+    original_of,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
-    from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import PrimaryAnswer
@@ -207,7 +206,6 @@ class EndpointCalls:
     ) -> EndpointCall:
         """Finds the batcher of a call; waits for traffic, or for a first replica."""
         endpoint = self.endpoint
-        endpoint.requests += 1
         if headers is None:
             headers = call_headers(caller.headers)
         when_left = when_left or caller.when_left
@@ -257,22 +255,17 @@ class EndpointCalls:
             # Does not list the existing methods, since clients need not know them.
             raise Refused.of("no-such-method", "No method has the name in the header.") from None
 
-    def failed(self, error: Exception) -> None:
+    def count_failure(self, error: Exception) -> bool:
         """Counts a failure (`is_failure`), and logs a hint about code for another event loop."""
         if not is_failure(error):
-            return
+            return False
         self.endpoint.errors += 1
         if not self._has_hinted:
-            original = error.__cause__ or error
-            hint = server_hint("".join(traceback.format_exception_only(original)))
+            hint = server_hint("".join(traceback.format_exception_only(original_of(error))))
             if hint is not None:
                 self._has_hinted = True
                 _log.error("%s: %s", self.name, hint)
-
-    def explained(self, error: Exception, request_id: str) -> Problem:
-        """Counts and logs an error after the response has begun; returns its problem."""
-        self.failed(error)
-        return explained(error, self.options, self.name, request_id)
+        return True
 
 
 def unwatched(_callback: Callable[[], object] | None) -> None:

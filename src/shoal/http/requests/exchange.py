@@ -69,6 +69,8 @@ class Exchange:
     status = 0
     # The calls of its endpoint, under whose names it is counted.
     calls: EndpointCalls | None = None
+    # Counted once, whatever else fails, such as further lines of one request.
+    _has_failed = False
     # Middleware that may change a body replaces `receive` or `send`, and so does the access log.
     # What bypasses these functions is used only if they are the server's own.
     _offered: Mapping[str, Any] | None = None  # the extension `DISCONNECT`
@@ -196,10 +198,16 @@ class Exchange:
     def request_id(self) -> str:
         return self.id.decode("ascii")
 
+    def count_under(self, calls: EndpointCalls) -> None:
+        """Counts the request, and its failure, under the names of its endpoint's calls."""
+        self.calls = calls
+        calls.endpoint.requests += 1
+
     def explained(self, error: Exception, name: str = NO_ENDPOINT) -> Problem:
         """Counts and logs an error of the request; returns its problem."""
         if self.calls is not None:
-            return self.calls.explained(error, self.request_id)
+            name = self.calls.name
+            self._has_failed = self._has_failed or self.calls.count_failure(error)
         return explained(error, self.options, name, self.request_id)
 
     async def respond(

@@ -109,7 +109,8 @@ class FailedBatchLog(BatchObserver):
         failures = self._open.pop((record.batcher, record.id), None) or _Failures()
         if not record.is_open:
             for request in requests:
-                self._add(failures, request, request.error or record.error)
+                error = record.error if request.error is None else request.error
+                self._add(failures, request, error)
         if failures.count:
             more: dict[str, object] = {"run_s": round(record.run_s, 6), **_trace_of(record.trace)}
             failures.log(record.batcher, record.id, record.size, more)

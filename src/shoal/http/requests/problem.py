@@ -30,6 +30,7 @@ from shoal.errors import (
     ShutDown,
     SlowReader,
 )
+from shoal.failures.held import held
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -163,19 +164,25 @@ def explained(error: Exception, options: HttpOptions, endpoint: str, request_id:
             endpoint,
             request_id,
             type(original).__name__,
-            exc_info=original if is_new else None,
+            exc_info=(type(original), original, original.__traceback__) if is_new else None,
         )
     return problem
 
 
 def marked_as_logged(error: BaseException) -> tuple[BaseException, bool]:
     """Returns the original of an error, and whether it was not marked as logged before."""
-    original = error.__cause__ or error
+    original = original_of(error)
     # Bypasses the error's own __setattr__, which is user code and may raise.
     marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
     is_new = _LOGGED not in marks
     marks[_LOGGED] = True
     return original, is_new
+
+
+def original_of(error: BaseException) -> BaseException:
+    """Returns the code's own error, of which each caller gets a copy."""
+    cause = error.__cause__
+    return error if cause is None else cause  # their classes may define a truth value
 
 
 def is_failure(error: BaseException) -> bool:
@@ -246,6 +253,7 @@ def _internal(error: Exception, *, debug: bool) -> Problem:
     return Problem.of("internal", **more)
 
 
+@held
 def _of_http_exception(error: HTTPException) -> Problem:
     status = chosen_status(error)
     if status is None:

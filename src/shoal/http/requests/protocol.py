@@ -1,10 +1,11 @@
 """The contract of a protocol: its routes beside Shoal's own at each endpoint's path.
 
 An `App` speaks the protocols in its option ``protocols``, as names or as objects. Each protocol of
-this package has a folder of its own. Its routes make calls with `EndpointCalls`. A protocol whose
-requests have one item each needs only a `Codec`, for an `EndpointRoute`: it reads the item, writes
-the response, and writes the messages of a stream and its end. The rest of a call, such as routing,
-deadlines and cancellation, is the same for all protocols and lives in `shoal.http.requests.call`.
+this package has a folder of its own. Its routes make calls with `EndpointCalls`, under which they
+count the request (`Exchange.count_under`). A protocol whose requests have one item each needs only
+a `Codec`, for an `EndpointRoute`: it reads the item, writes the response, and writes the messages
+of a stream and its end. The rest of a call, such as routing, deadlines and cancellation, is the
+same for all protocols and lives in `shoal.http.requests.call`.
 """
 
 from __future__ import annotations

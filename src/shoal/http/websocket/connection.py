@@ -32,7 +32,7 @@ from shoal.http.json.endpoint import JsonCodec
 from shoal.http.requests.call import CallHeaders, EndpointCalls, call_headers
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.streaming import PLAIN, ItemStream
 from shoal.http.websocket.messages import (
     RESTART,
@@ -179,6 +179,7 @@ class SocketConnection:
         if new.id in self._requests:
             raise Violation(VIOLATION, "the id of a request that has not ended was used again")
         request = SocketRequest(self, new)
+        self._calls.endpoint.requests += 1
         refused: Exception | None = new.refused
         if self._is_draining:
             refused = ShutDown("the server ends")
@@ -272,7 +273,8 @@ class SocketConnection:
             if isinstance(error, CallerLeft):
                 problem = _CANCELLED
             else:
-                problem = self._calls.explained(error, request.request_id)
+                self._calls.count_failure(error)
+                problem = explained(error, self.options, self._calls.name, request.request_id)
             text = orjson.dumps(problem.in_a_message(request.request_id))
             self._end(request, b"error", text, problem.status)
         finally:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import DeadlineExceeded, ItemTooLarge
+from shoal.failures.held import holding
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, MessageForm, SeveralTexts
@@ -22,6 +23,7 @@ from shoal.http.openai.texts.results import NotText, TextOutput
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.streaming import ItemStream, respond_with_stream
+from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
     Sender = Callable[[Any], Awaitable[None]]
     ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
+
+_HOLDING: Final = holding()
 
 
 @dataclass(slots=True)
@@ -164,12 +168,15 @@ class TaskStream:
                 items.append(self._items.receive_nowait())
         return items
 
+    @holds_ctrl_c
     async def _run(self, nth: int) -> None:
         try:
-            await self._run_one(nth, self._send.send)
+            with _HOLDING:  # it runs user code, such as validators of items
+                await self._run_one(nth, self._send.send)
             self._running -= 1
         except Exception as error:
-            self._failure = self._failure or error
+            if self._failure is None:
+                self._failure = error
             self._running = 0
         if not self._running:
             self._send.close()
@@ -217,7 +224,7 @@ class TextRoute(OpenAIRoute):
 
     async def handle(self, exchange: Exchange) -> None:
         job = await self._read(exchange, await exchange.body())
-        exchange.calls = job.model.calls
+        exchange.count_under(job.model.calls)
         if job.texts > 1:
             await self._respond_with_several(exchange, job)
             return
