@@ -334,8 +334,7 @@ def _remarks_on(recording: Recording, batcher: RecordedBatcher) -> Iterator[str]
             f"{recording.lost:,} lines ({percent(share)}) could not be recorded, since there were "
             "too many in a second: the simulated traffic is lighter than the real one."
         )
-    if recording.unfinished:
-        count = recording.unfinished
+    if count := recording.unfinished:
         some = "1 request" if count == 1 else f"{count:,} requests"
         yield f"{some} had not finished when the recording ended: left out."
 
@@ -429,12 +428,11 @@ class Case:
         def count(*outcomes: str) -> int:
             return sum(self.outcomes.get(one, 0) for one in outcomes)
 
-        lost = count("failed", "cancelled")
         return {
             "answered": f"{count('finished'):,}",
             "refused or shed": f"{count('rejected', 'shed'):,}",
             "out of time": f"{count('expired'):,}",
-            "failed or cancelled": f"{lost:,}",
+            "failed or cancelled": f"{count('failed', 'cancelled'):,}",
             **{
                 f"latency {one}": duration(self.latency_s.get(one, math.nan))
                 for one in ("p50", "p90", "p99", "max")
