@@ -518,7 +518,7 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
     dispatch = ClosedSlots._dispatch
 
     def breaking(slots, *given):
-        if slots._former.options.max_batch_size == 7:
+        if slots.former.options.max_batch_size == 7:
             raise bug
         return dispatch(slots, *given)
 

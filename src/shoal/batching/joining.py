@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
@@ -26,92 +26,60 @@ from shoal.core.queue import NOTHING, cost_of
 from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from shoal.batching.calls.intake import Intake
-    from shoal.core.counters import Counters, Occupancy
+    from shoal.batching.running.slots import Slots
+    from shoal.core.counters import Occupancy
     from shoal.core.queue import Amount
     from shoal.core.request import Batch, Request
-    from shoal.loops.parking import Bell
 
 
-class OpenQueue:
-    """Takes requests from the queue for batches whose handlers are running."""
-
-    def __init__(
-        self, intake: Intake, bell: Bell, counters: Counters, occupancy: Occupancy
-    ) -> None:
-        self.former = intake.former
-        self.parking = intake.parking
-        self.bell = bell
-        self.occupancy = occupancy
-        self._intake = intake
-        self._counters = counters
-        # Why some of the requests that were taken last can't wait: FLUSH, RETRY, or None.
-        self.taken_because: DispatchReason | None = None
-
-    def joined(self, batch: Batch, requests: list[Request]) -> None:
-        now = self.parking.now()
-        self.occupancy.joined += len(requests)
-        self.occupancy.note(now)
-        self._counters.wait_s.gather([now - request.arrived_at for request in requests])
-        if (observers := self._counters.observers).all:
-            name = self._intake.name
-            observers.notify(lambda each: each.requests_joined(name, batch, requests, now))
-
-    def ended(self, batch: Batch, request: Request) -> None:
-        now = self.parking.now()
-        self.occupancy.note(now)
-        has_failed = request.state is State.FAILED
-        observers = self._counters.observers
-        if observers.all or (has_failed and observers.of_failures):
-            name = self._intake.name
-            observers.notify(
-                lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
-            )
-
-    def taken_within(self, room: Amount) -> list[Request]:
-        """Takes requests that fit and have waiting callers from the queue, in order."""
-        self._intake.deadlines.expire_all()
-        there: list[Request] = []
-        self.taken_because = None
-        while not room.is_used_up and (requests := self.former.take_within(room)):
-            self.taken_because = self.taken_because or self.former.pressures.taken_because
-            departed = self.parking.departed(requests)
-            for request in departed:
-                request.state = State.CANCELLED
-            self._counters.cancelled += len(departed)
-            present = [request for request in requests if request.state is State.QUEUED]
-            there += present
-            if not departed:
-                break
-            self.former.reform()  # their room in the queue is free
-            room = room.minus(len(present), cost_of(present))
-        return there
+def take_within(slots: Slots[Any], room: Amount) -> tuple[list[Request], DispatchReason | None]:
+    """Takes requests that fit and have waiting callers from the queue, in order."""
+    # Also returns why some of them can't wait: FLUSH, RETRY, or None.
+    former = slots.former
+    slots.intake.deadlines.expire_all()
+    there: list[Request] = []
+    because: DispatchReason | None = None
+    while not room.is_used_up and (requests := former.take_within(room)):
+        because = because or former.pressures.taken_because
+        departed = slots.parking.departed(requests)
+        for request in departed:
+            request.state = State.CANCELLED
+        slots.counters.cancelled += len(departed)
+        present = [request for request in requests if request.state is State.QUEUED]
+        there += present
+        if not departed:
+            break
+        former.reform()  # their room in the queue is free
+        room = room.minus(len(present), cost_of(present))
+    return there, because
 
 
 @dataclass(eq=False)
 class Joining(ABC):
     batch: Batch
-    _queue: OpenQueue
-    # Reports that room is free, or that the handler should look again.
-    changed: Callable[[], None]
-    _pass_turn: Callable[[], None]
-    _gets_no_more: Callable[[Batch], bool]
+    _slots: Slots[Any]
+    _occupancy: Occupancy
+    # Why an open batch is closed as soon as it has taken the queued requests; None if it is not.
+    _closes_for: DispatchReason | None
 
     def __post_init__(self) -> None:
         batch = self.batch
+        # Rings when requests may have joined or ended, or the handler should look again.
+        self.bell = self._slots.bell
         self.joined: list[Request] = list(batch.members)
-        self.has_ended = self.is_leaving = False
+        self._takes_no_more = False
         self._has_turn = True
         # The total cost of the requests that use room in the batch.
         self._cost = cost_of(batch.members)
         self.outcomes: Counter[State] = Counter()
+        self._note_joined(batch.members)
 
     @property
-    @abstractmethod
     def is_closed(self) -> bool:
         """Whether no more requests will join."""
+        return self._takes_no_more
 
     @property
     @abstractmethod
@@ -122,7 +90,7 @@ class Joining(ABC):
     def room(self) -> Amount:
         if self.is_closed:
             return NOTHING
-        return self._queue.former.limit.minus(self.requests_inside, self._cost)
+        return self._slots.former.limit.minus(self.requests_inside, self._cost)
 
     @property
     def is_abandoned(self) -> bool:
@@ -137,27 +105,26 @@ class Joining(ABC):
         """Waits until a request may have joined; returns False if no more will join."""
         if self.is_closed:
             return False
-        await self.change()
+        await self.bell.change()
         return True
 
-    async def change(self) -> None:
-        """Waits until requests may have joined or ended."""
-        await self._queue.bell.change()
-
-    @property
-    def rings(self) -> int:
-        return self._queue.bell.rings
-
-    def look_again(self) -> None:
-        self._queue.bell.ring()
-
-    @abstractmethod
     def stepped(self, *active: int) -> None:
         """Called when the handler begins steps, with how many requests are active in each."""
+        if self.batch.is_continuous and any(active):  # others are counted as a whole
+            self._occupancy.steps.gather([number for number in active if number])
 
     def ended(self, request: Request) -> None:
         self.outcomes[request.state] += 1
-        self._queue.ended(self.batch, request)
+        now = self._slots.parking.now()
+        self._occupancy.note(now)
+        has_failed = request.state is State.FAILED
+        observers = self._slots.counters.observers
+        if observers.all or (has_failed and observers.of_failures):
+            name, batch = self._slots.run.name, self.batch
+            observers.notify(
+                lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
+            )
+        self._slots.capacity_changed()
 
     async def pause(self) -> None:
         """Executes a checkpoint between two steps, so that callers can take free places."""
@@ -166,43 +133,48 @@ class Joining(ABC):
 
     def end(self) -> None:
         """Takes no more requests, because the handler has ended or run out of time."""
-        self.has_ended = True
+        self._takes_no_more = True
 
     def leave(self) -> None:
         """Takes no more requests, and ends when the present ones have ended."""
-        self.is_leaving = True
-        self.changed()
+        self._takes_no_more = True
+        self._slots.capacity_changed()
 
     def leave_queue(self) -> None:
         """Passes the turn at the queue to the next slot, if the batch has it."""
         if self._has_turn:
             self._has_turn = False
-            self._pass_turn()
+            self._slots.pass_turn()
+            self._slots.intake.adopt()
 
     def _take(self) -> list[Request]:
-        taken = self._queue.taken_within(self.room)
+        batch, slots = self.batch, self._slots
+        taken, because = take_within(slots, self.room)
         if taken:
-            self.batch.admit(taken)
-            self._queue.joined(self.batch, taken)
+            self._closes_for = self._closes_for or because
+            batch.admit(taken)
             self.joined += taken
             self._cost += cost_of(taken)
-            self.changed()
+            now = self._note_joined(taken)
+            slots.counters.wait_s.gather([now - request.arrived_at for request in taken])
+            if (observers := slots.counters.observers).all:
+                name = slots.run.name
+                observers.notify(lambda each: each.requests_joined(name, batch, taken, now))
+            slots.capacity_changed()
         return taken
+
+    def _note_joined(self, requests: Sequence[Request]) -> float:
+        now = self._slots.parking.now()
+        self._occupancy.joined += len(requests)
+        self._occupancy.note(now)
+        return now
 
 
 class OpenJoining(Joining):
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Why the batch is closed as soon as it has taken the queued requests; None if it is not.
-        self._closes_for: DispatchReason | None = self._queue.taken_because
-        self._has_lost = False
         self._first_at = self.batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in self.batch.members)
-
-    @property
-    def is_closed(self) -> bool:
-        has_reason = self.batch.reason is not DispatchReason.OPEN
-        return self.has_ended or self.is_leaving or has_reason
 
     @property
     def requests_inside(self) -> int:
@@ -212,43 +184,31 @@ class OpenJoining(Joining):
     def is_abandoned(self) -> bool:
         return self.is_closed and self.batch.active == 0
 
-    def ended(self, request: Request) -> None:
-        super().ended(request)
-        if request.state is State.CANCELLED:
-            self._has_lost = True
-        self.changed()
-
     async def feed(self) -> None:
         """Adds requests to the batch until it is closed; needs the turn at the queue."""
-        queue = self._queue
         try:
             while not self.is_closed:
                 for request in self._take():
                     self._newest_at = max(self._newest_at, request.arrived_at)
-                    self._closes_for = self._closes_for or queue.taken_because
                 until, reason = self._closing()
-                if until <= queue.parking.now():
+                if until <= self._slots.parking.now():
                     self.batch.reason = reason
                     break
-                await queue.bell.wait(until)
+                await self.bell.wait(until)
         finally:
-            # The handler has ended or takes no more, or its time is up.
-            if self.batch.reason is DispatchReason.OPEN:
-                self.has_ended = True
+            # The batch is complete, its handler has ended or takes no more, or its time is up.
+            self.end()
             self.leave_queue()
-        self.changed()
-        if self._has_lost and self.batch.on_left is not None:
+        self._slots.capacity_changed()
+        if self.outcomes[State.CANCELLED] and self.batch.on_left is not None:
             self.batch.on_left(None)  # callers left while others could still have joined
 
     def flush(self) -> None:
         """Closes the batch as soon as it has taken the queued requests."""
         self._closes_for = DispatchReason.FLUSH
 
-    def stepped(self, *active: int) -> None:
-        pass  # such a batch is counted as a whole
-
     def _closing(self) -> tuple[float, DispatchReason]:
-        former = self._queue.former
+        former = self._slots.former
         if former.live or self.room.is_used_up:
             return -math.inf, DispatchReason.FULL
         if self._closes_for is not None:
@@ -266,14 +226,12 @@ class OpenJoining(Joining):
 
 
 class ContinuousJoining(Joining):
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # How many requests have ended since the handler last asked.
-        self._ended = 0
+    # How many requests have ended since the handler last asked.
+    _ended = 0
 
     @property
     def is_closed(self) -> bool:
-        return self.has_ended or self.is_leaving or self._gets_no_more(self.batch)
+        return self._takes_no_more or self._slots.gets_no_more(self.batch)
 
     @property
     def requests_inside(self) -> int:
@@ -282,23 +240,18 @@ class ContinuousJoining(Joining):
     # It is never abandoned: others may join, and restarting the handler is expensive.
 
     def ended(self, request: Request) -> None:
-        super().ended(request)
         self._ended += 1
         self._cost = self._cost - request.cost if self.batch.active else 0
-        self.changed()
+        super().ended(request)
 
     def pull(self) -> None:
         self._ended = 0
         super().pull()
         self._take()
 
-    def stepped(self, *active: int) -> None:
-        if any(active):
-            self._queue.occupancy.steps.gather([number for number in active if number])
-
     async def pause(self) -> None:
         await super().pause()
-        if self._ended > self._queue.former.live and not self.room.is_used_up:
+        if self._ended > self._slots.former.live and not self.room.is_used_up:
             # An answered caller runs in the next pass of the scheduler. One that leaves a stream
             # goes through a checkpoint first, and calls again in the pass after that.
-            await self._queue.parking.one_pass()
+            await self._slots.parking.one_pass()

@@ -107,11 +107,11 @@ class OpenRelay:
         while True:
             if self._sent - self._seen < MESSAGES_AHEAD and not (news := self._news()).is_empty:
                 self._sent += 1
-                rings = self._joining.rings
+                rings = self._joining.bell.rings
                 await send(news)
-                if self._joining.rings > rings:
+                if self._joining.bell.rings > rings:
                     continue  # while it was sent, which seldom waits
-            await self._joining.change()
+            await self._joining.bell.change()
 
     def _news(self) -> OpenNews:
         joining, requests = self._joining, self._requests
@@ -152,7 +152,7 @@ class OpenRelay:
             raise ValueError(f"it saw {messages} messages of {self._sent}")
         if messages > self._seen:
             self._seen = messages
-            self._joining.look_again()
+            self._joining.bell.ring()
 
     def put(self, number: int, chunk: Any) -> None:
         request = self._requests.get(number)
@@ -166,7 +166,7 @@ class OpenRelay:
         if room <= buffer.capacity // 2 and not self._reports_room:
             self._reports_room = buffer.capacity - len(buffer.items) - 1 > room
             if self._reports_room:
-                self._joining.look_again()
+                self._joining.bell.ring()
         if request.state is RUNNING:
             buffer.items.append(chunk)
             self._to_offer.append(buffer)
@@ -222,7 +222,7 @@ class OpenRelay:
             for number in mine:
                 del self._awaited[number]
         self._reports_room = True
-        self._joining.look_again()
+        self._joining.bell.ring()
 
     def queue_again(self) -> None:
         batch = self._joining.batch

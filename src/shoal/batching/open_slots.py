@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.joining import ContinuousJoining, OpenJoining, OpenQueue
+from shoal.batching.joining import ContinuousJoining, OpenJoining, take_within
 from shoal.batching.open_batch import OpenRun
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.counters import Occupancy
 from shoal.core.queue import NOTHING, Amount
-from shoal.core.request import DispatchReason
+from shoal.core.request import DispatchReason, State
 
 if TYPE_CHECKING:
     from collections import Counter
 
+    from shoal.batching.joining import Joining
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Batch, State
+    from shoal.core.request import Batch
     from shoal.loops.parking import Scope
 
 
@@ -28,12 +29,10 @@ class OpenSlots(Slots[OpenRun]):
     _batches_are_open: ClassVar = True
 
     def _prepare(self) -> None:
-        self._open = self.run.joinings
+        self._joinings = self.run.joinings
         self._occupancy = self.run.counters.occupancy = Occupancy(self.batches)
-        self._queue = OpenQueue(self._intake, self._bell, self.run.counters, self._occupancy)
         self._batches_are_endless = self.run.handler.fill == "continuous"
-        self._joining_of = ContinuousJoining if self._batches_are_endless else OpenJoining
-        self._former.wake_always()
+        self.former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
         # The same one: a running batch takes them up, since it may never end.
@@ -52,22 +51,12 @@ class OpenSlots(Slots[OpenRun]):
     def _filling(self) -> list[OpenJoining]:
         return [
             joining
-            for joining in self._open.values()
+            for joining in self._joinings.values()
             if isinstance(joining, OpenJoining) and not joining.is_closed
         ]
 
-    def _pass_turn_and_adopt(self) -> None:
-        self._pass_turn()
-        self._intake.adopt()
-
-    def _gets_no_more(self, batch: Batch) -> bool:
-        former = self._former
-        if former.closed and not former.live:
-            return True
-        return self._count > self._most and list(self._open).index(batch) >= self._most
-
     async def _serve(self, scope: Scope) -> bool:
-        innermost_scope = self._parking.innermost_scope()
+        innermost_scope = self.parking.innermost_scope()
         own_scope = innermost_scope()
         has_run = False
         while len(self._waiting) < IDLE_SLOTS_KEPT:
@@ -78,79 +67,78 @@ class OpenSlots(Slots[OpenRun]):
             if self._turn_is_taken:
                 await self._wait_for_turn()
             self._turn_is_taken = True
-            batch = None
+            joining = None
             try:
-                batch = await self._first_batch()
+                joining = await self._first_batch()
             finally:
-                if batch is None:
-                    self._pass_turn_and_adopt()
-            if batch is None:
+                if joining is None:
+                    self.pass_turn()
+                    self.intake.adopt()
+            if joining is None:
                 return False
-            await self._run_open(batch, scope)
-            del batch
+            await self._run_open(joining, scope)
+            del joining
             # A scope that a handler has not left would cancel the next batch as well.
             if scope.cancel_called or innermost_scope() is not own_scope:
                 return True
         return False
 
-    async def _first_batch(self) -> Batch | None:
+    async def _first_batch(self) -> Joining | None:
         """Waits for the first requests of a batch; returns None when this slot is not needed."""
-        former = self._former
-        free_at = self._parking.now()
+        former = self.former
+        free_at = self.parking.now()
         while self._count <= self._most:
-            if former.live and self._open:
-                await self._parking.one_pass()  # a running batch may take them first
+            if former.live and self._joinings:
+                await self.parking.one_pass()  # a running batch may take them first
             is_due = bool(former.live)
             if self._capacity is not None and not is_due:
                 self._capacity.rest()
             is_full = is_due and self._capacity is not None and self._capacity.is_full()
             room = NOTHING if is_full else former.limit
-            requests = self._queue.taken_within(room)
+            requests, because = take_within(self, room)
             if requests:
                 batch = self._begun(requests, DispatchReason.OPEN, free_at)
-                self._occupancy.joined += batch.size
-                self._occupancy.note(self._parking.now())
-                return batch
+                kind = ContinuousJoining if self._batches_are_endless else OpenJoining
+                return kind(batch, self, self._occupancy, because)
             if former.closed and not former.live:
                 break
             await self._listen(None)
             if is_due:
-                free_at = self._parking.now()
+                free_at = self.parking.now()
         return None
 
-    async def _run_open(self, batch: Batch, scope: Scope) -> None:
-        joining = self._open[batch] = self._joining_of(
-            batch, self._queue, self.capacity_changed, self._pass_turn_and_adopt, self._gets_no_more
-        )
+    async def _run_open(self, joining: Joining, scope: Scope) -> None:
+        batch = joining.batch
+        self._joinings[batch] = joining
         self._report_idle()
         try:
             if isinstance(joining, OpenJoining):
-                await self._run_and_feed(batch, joining, scope)
+                await self._run_and_feed(joining, scope)
             else:
                 joining.leave_queue()
                 await self._run(batch, scope)
         finally:
             joining.end()
             joining.leave_queue()
-            del self._open[batch]
-            self._counters.batches[batch.reason] += 1
+            del self._joinings[batch]
+            self.counters.batches[batch.reason] += 1
             if not self._batches_are_endless:
-                self._counters.batch_size.gather((batch.size,))
-            self._occupancy.note(self._parking.now())
+                self.counters.batch_size.gather((batch.size,))
+            self._occupancy.note(self.parking.now())
             self.capacity_changed()
 
-    async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:
+    async def _run_and_feed(self, joining: OpenJoining, scope: Scope) -> None:
         failure: BaseException | None = None
         has_run = False
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(joining.feed)
                 try:
-                    await self._run(batch, scope)
+                    await self._run(joining.batch, scope)
                 except BaseException as error:
                     failure = error
                 has_run = True
-                if self._parking.leave_scopes_in(tasks.cancel_scope):
+                if self.parking.leave_scopes_in(tasks.cancel_scope):
                     logger.warning(LEFT_OPEN)
                 tasks.cancel_scope.cancel()
         except RuntimeError as error:  # trio leaves the scopes with the nursery, and raises this
@@ -164,15 +152,15 @@ class OpenSlots(Slots[OpenRun]):
             del failure  # its traceback holds this frame
 
     def _outcomes(self, batch: Batch) -> Counter[State]:
-        return self._open[batch].outcomes
+        return self._joinings[batch].outcomes
 
     def _are_at_work(self) -> bool:
         # A continuous handler never ends by itself: it is busy while it has a request.
         return any(
             batch.active or isinstance(joining, OpenJoining)
-            for batch, joining in self._open.items()
+            for batch, joining in self._joinings.items()
         )
 
     def _open_room(self) -> Amount:
-        rooms = [joining.room for joining in self._open.values()]
+        rooms = [joining.room for joining in self._joinings.values()]
         return Amount(sum(room.requests for room in rooms), sum(room.cost for room in rooms))

@@ -32,14 +32,14 @@ class ClosedSlots(Slots[Run]):
 
     @property
     def is_gathering(self) -> bool:
-        return self._former.is_gathering
+        return self.former.is_gathering
 
     def _are_at_work(self) -> bool:
         return bool(self.batches)
 
     async def _serve(self, scope: Scope) -> bool:
-        former = self._former
-        innermost_scope = self._parking.innermost_scope()
+        former = self.former
+        innermost_scope = self.parking.innermost_scope()
         own_scope = innermost_scope()
         is_fresh = False
         in_a_row, held_since = 0, -math.inf
@@ -52,7 +52,7 @@ class ClosedSlots(Slots[Run]):
                 try:
                     batch = await self._next_batch(is_fresh)
                 finally:
-                    self._pass_turn()
+                    self.pass_turn()
                 if batch is None:
                     return False
                 in_a_row, held_since = 0, self.batches[batch]
@@ -78,8 +78,8 @@ class ClosedSlots(Slots[Run]):
                 continue
             self._report_idle()
             if in_a_row > 1 or former.regathering.rounds:
-                await self._parking.one_pass()
-                former.regathering.callers_ran(self._parking.now())
+                await self.parking.one_pass()
+                former.regathering.callers_ran(self.parking.now())
                 is_fresh = False
         return False
 
@@ -87,40 +87,40 @@ class ClosedSlots(Slots[Run]):
         """Takes a full batch before the callers of the last one go on; None if it must wait."""
         # The callers would take the event loop's time while the handler is idle. Not called if
         # other tasks may not have run for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
-        former = self._former
-        if self._intake.deadlines.asleep_until <= now:
-            self._intake.deadlines.expire_all()
+        former = self.former
+        if self.intake.deadlines.asleep_until <= now:
+            self.intake.deadlines.expire_all()
         decision = former.decide(now)
         batch = None
         if isinstance(decision, Dispatch) and (
             self._capacity is None or not self._capacity.is_full()
         ):
             batch = self._dispatch(decision, now)
-        self._bell.ring()  # another slot may wait, by a decision that is outdated now
+        self.bell.ring()  # another slot may wait, by a decision that is outdated now
         return batch
 
     async def _next_batch(self, is_fresh: bool) -> Batch | None:
         """Waits for the next batch; returns None when this slot is not needed any more."""
         # `is_fresh`: the callers of this slot's last batch have not run yet.
-        former = self._former
-        free_at = self._parking.now()
+        former = self.former
+        free_at = self.parking.now()
         if is_fresh and former.live:
             # They may call again, and a batch that is not full should include those calls.
-            await self._parking.checkpoint()
+            await self.parking.checkpoint()
         while self._count <= self._most:
-            now = self._parking.now()
-            if self._intake.deadlines.asleep_until <= now:
+            now = self.parking.now()
+            if self.intake.deadlines.asleep_until <= now:
                 # Otherwise a request could be dispatched in the tick in which it expires.
-                self._intake.deadlines.expire_all()
+                self.intake.deadlines.expire_all()
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 if self._capacity is not None and self._capacity.is_full():
                     await self._listen(None)
-                    free_at = self._parking.now()
+                    free_at = self.parking.now()
                     continue
                 if is_fresh and decision.reason is not DispatchReason.FULL:
                     is_fresh = False
-                    if await self._parking.rest_of_pass():
+                    if await self.parking.rest_of_pass():
                         continue
                 batch = self._dispatch(decision, free_at)
                 if batch is not None:
@@ -136,23 +136,23 @@ class ClosedSlots(Slots[Run]):
 
     def _dispatch(self, dispatch: Dispatch, free_at: float) -> Batch | None:
         """Takes a batch from the queue; None if some of its callers have just left."""
-        requests = self._former.take(dispatch)
+        requests = self.former.take(dispatch)
         first = requests[0].waiter if requests else None
         group = group_of(first, requests) if isinstance(first, GroupWaiter) else None
         if group is None:
-            departed = self._parking.departed(requests)
+            departed = self.parking.departed(requests)
         else:
             departed = requests if group.done() else []
         if departed:
             # The decision included these requests, so decide again without them.
             for request in departed:
                 request.state = State.CANCELLED
-            self._counters.cancelled += len(departed)
-            self._former.put_back(requests)
-            self._former.reform()  # their room in the queue is free
+            self.counters.cancelled += len(departed)
+            self.former.put_back(requests)
+            self.former.reform()  # their room in the queue is free
             return None
         batch = self._begun(requests, dispatch.reason, free_at)
         batch.group = group
-        self._counters.batches[dispatch.reason] += 1
-        self._counters.batch_size.gather((batch.size,))
+        self.counters.batches[dispatch.reason] += 1
+        self.counters.batch_size.gather((batch.size,))
         return batch

@@ -120,13 +120,13 @@ class Slots(ABC, Generic[RunT]):
         on_death: Callable[[BaseException], None],
         capacity: Capacity | None,
     ) -> None:
-        self._intake = intake
-        self._former = intake.former
-        self.batches = self._former.batches
+        self.intake = intake
+        self.former = intake.former
+        self.batches = self.former.batches
         # Wakes the slot that waits for the queue to change.
-        self._bell = bell
-        self._parking = intake.parking
-        self._counters = run.counters
+        self.bell = bell
+        self.parking = intake.parking
+        self.counters = run.counters
         self._turn_is_taken = False
         self._waiting: deque[Any] = deque()  # the waiters of the slots that wait for the turn
         # Replaced when the options change.
@@ -168,8 +168,8 @@ class Slots(ABC, Generic[RunT]):
             scope.cancel()
 
     def flush(self) -> None:
-        self._former.flush()
-        self._bell.ring()
+        self.former.flush()
+        self.bell.ring()
 
     @abstractmethod
     def configure(self, options: BatchOptions) -> None: ...
@@ -180,7 +180,7 @@ class Slots(ABC, Generic[RunT]):
         if self.ended.is_set():
             return
         if self._tasks is not None and not self._turn_is_taken:
-            self._pass_turn()
+            self.pass_turn()
         self.capacity_changed()
 
     @property
@@ -193,7 +193,7 @@ class Slots(ABC, Generic[RunT]):
             self._resize()
             return
         self._report_idle()
-        self._bell.ring()
+        self.bell.ring()
 
     def report_changes_to(self, on_change: Callable[[], None]) -> None:
         """Calls a function whenever the batcher may have become idle."""
@@ -205,7 +205,7 @@ class Slots(ABC, Generic[RunT]):
 
     @property
     def are_at_rest(self) -> bool:
-        return not (self._former.live or self._former.parked or self._are_at_work())
+        return not (self.former.live or self.former.parked or self._are_at_work())
 
     @abstractmethod
     def _are_at_work(self) -> bool: ...
@@ -220,7 +220,7 @@ class Slots(ABC, Generic[RunT]):
             return False
         if calls_from_thread.get():
             return self.run.handler.threaded and self.is_running(batch)
-        return self._parking.is_waited_for_by(self.coroutines)
+        return self.parking.is_waited_for_by(self.coroutines)
 
     def is_running(self, batch: Batch) -> bool:
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
@@ -235,7 +235,7 @@ class Slots(ABC, Generic[RunT]):
         begun = self._last_id
         # What was raised inside of a slot's scope; another error may leave it (`_is_unusable`).
         failure: BaseException | None = None
-        slot_scope = self._parking.new_scope()
+        slot_scope = self.parking.new_scope()
         self._slot_scopes.add(slot_scope)
         try:
             # A scope can be cancelled only once. Entering one per batch would cost more than the
@@ -243,14 +243,14 @@ class Slots(ABC, Generic[RunT]):
             with slot_scope:
                 is_needed = not self._are_cancelled
                 while is_needed:
-                    with self._parking.new_scope() as scope:
+                    with self.parking.new_scope() as scope:
                         try:
                             is_needed = await self._serve(scope)
                         except BaseException as error:
                             failure = error
                             raise
                         finally:
-                            if self._parking.leave_scopes_in(scope):
+                            if self.parking.leave_scopes_in(scope):
                                 logger.warning(LEFT_OPEN)
         except BaseException as error:
             if begun == self._last_id or not self._is_unusable(error, failure):
@@ -273,20 +273,20 @@ class Slots(ABC, Generic[RunT]):
             return True  # the scope could not be left
         if not is_cancellation(failure):
             return False
-        return error is not failure or not self._parking.is_cancelled()
+        return error is not failure or not self.parking.is_cancelled()
 
     async def _run(self, batch: Batch, scope: Scope) -> float | None:
         """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled."""
         # The caller calls `_report_idle` before and after it, but need not between batches that a
         # slot runs in a row. If this raises, it has called it.
         run = self.run  # with the options with which the batch was filled
-        if self._former.awaits_change:
-            self._intake.adopt()
+        if self.former.awaits_change:
+            self.intake.adopt()
         try:
             await run.run(batch, scope)
         except BaseException as error:
             if is_cancellation(error):
-                self._intake.stop([r for r in batch.members if r.state is RUNNING])
+                self.intake.stop([r for r in batch.members if r.state is RUNNING])
             elif batch.active:  # the remaining requests are found through their batch
                 self._on_death(error)
             self._end(batch, scope)
@@ -296,18 +296,18 @@ class Slots(ABC, Generic[RunT]):
 
     def _end(self, batch: Batch, scope: Scope) -> float | None:
         """Ends a batch after its requests; returns the result of `_run`."""
-        former = self._former
+        former = self.former
         started = self.batches.pop(batch)
-        now = self._parking.now()
+        now = self.parking.now()
         run_s = now - started
         if not self._batches_are_endless:
-            self._counters.run_s.gather((run_s,))
+            self.counters.run_s.gather((run_s,))
         interrupted = scope.cancel_called
         failure = batch.failure
         # A service that refuses a batch does so sooner than it would have run it.
         if failure is None or not issubclass(type(failure), RetryLater):
             former.ended(batch, run_s, now, interrupted=interrupted)
-        observers = self._counters.observers
+        observers = self.counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
             self._notify_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
@@ -324,7 +324,7 @@ class Slots(ABC, Generic[RunT]):
             reason=batch.reason,
             is_open=self._batches_are_open,
             size=batch.size,
-            limit=self._former.limit.cost,
+            limit=self.former.limit.cost,
             load=batch.load,
             arrived_at=batch.arrived_at,
             began_at=began_at,
@@ -338,7 +338,7 @@ class Slots(ABC, Generic[RunT]):
             retried=retried,
         )
         requests = batch.requests
-        self._counters.observers.notify(
+        self.counters.observers.notify(
             lambda each: each.batch_ended(record, requests), has_failed=record.error is not None
         )
 
@@ -349,7 +349,7 @@ class Slots(ABC, Generic[RunT]):
         """Waits until the turn at the queue, which another slot has, is free."""
         is_free = False
         while not is_free:
-            waiter = self._parking.new_waiter()
+            waiter = self.parking.new_waiter()
             self._waiting.append(waiter)
             try:
                 await waiter
@@ -357,16 +357,16 @@ class Slots(ABC, Generic[RunT]):
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
                 elif not self._turn_is_taken:
-                    self._pass_turn()  # this one had been woken for it
+                    self.pass_turn()  # this one had been woken for it
                 raise
             is_free = not self._turn_is_taken
 
-    def _pass_turn(self) -> None:
+    def pass_turn(self) -> None:
         """Wakes the slot that waits longest for the turn, or adds one if none waits."""
         self._turn_is_taken = False
-        former = self._former
+        former = self.former
         if self._waiting:
-            self._parking.wake(self._waiting.popleft())
+            self.parking.wake(self._waiting.popleft())
         elif self._count < self._most and (former.live or not former.closed):
             self._start_slot()  # it will ask for the turn
 
@@ -380,17 +380,17 @@ class Slots(ABC, Generic[RunT]):
         """Waits for the queue to change, or until a time on the loop's clock."""
         if self._on_change is not None:
             self._on_change()
-        return self._bell.wait(math.inf if until is None else until)
+        return self.bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        self._last_id = next(self._counters.observers.batch_ids[self.run.name])
-        former, options = self._former, self._former.options
+        self._last_id = next(self.counters.observers.batch_ids[self.run.name])
+        former, options = self.former, self.former.options
         load: float | None = None
         if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:
             load = load_of(requests, options)
-            self._counters.note_load(requests, load)
+            self.counters.note_load(requests, load)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
-        now = self._parking.now()
+        now = self.parking.now()
         waits: list[float] = []
         for request in requests:
             request.state = RUNNING
@@ -404,11 +404,11 @@ class Slots(ABC, Generic[RunT]):
             else min([request.arrived_at for request in requests])
         )
         batch.free_at = free_at
-        self._counters.wait_s.gather(waits)
+        self.counters.wait_s.gather(waits)
         batch.is_continuous = self._batches_are_endless
-        if self._counters.observers.all:
+        if self.counters.observers.all:
             name = self.run.name
-            self._counters.observers.notify(lambda each: each.batch_began(name, batch, now))
+            self.counters.observers.notify(lambda each: each.batch_began(name, batch, now))
         return batch
 
     def _report_idle(self, begun: int = 0) -> None:
@@ -420,13 +420,19 @@ class Slots(ABC, Generic[RunT]):
         if idle < 0:  # fewer are allowed than run
             idle = 0
         open_room = self._open_room() if self._batches_are_open else NOTHING
-        if self._former.reform(idle_slots=idle, open_room=open_room):
-            self._bell.ring()
+        if self.former.reform(idle_slots=idle, open_room=open_room):
+            self.bell.ring()
         if self._on_change is not None:
             self._on_change()
 
     def _open_room(self) -> Amount:
         return NOTHING
+
+    def gets_no_more(self, batch: Batch) -> bool:
+        """Returns whether no request will join an open batch: the queue ends, or its slot does."""
+        if self.former.closed and not self.former.live:
+            return True
+        return self._count > self._most and batch not in list(self.batches)[: int(self._most)]
 
     @abstractmethod
     async def _serve(self, scope: Scope) -> bool:
@@ -435,5 +441,5 @@ class Slots(ABC, Generic[RunT]):
     def _allowed(self) -> float:
         """Returns the maximum number of slots; for a `Capacity`, the most that it has had."""
         if self._capacity is None:
-            return self._former.options.slots
+            return self.former.options.slots
         return max(self._most, self._capacity.slots)
