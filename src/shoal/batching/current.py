@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
-from shoal.core.request import Batch
+from shoal.core.request import Batch, Request
 from shoal.errors import WouldDeadlock
 
 T = TypeVar("T")
@@ -109,9 +109,13 @@ def waiting_batches() -> Iterator[Batch]:
         yield batch
         seen.add(batch)
         for leader in batch.members:
-            calls = getattr(leader.waiter, "flight", None)  # equal calls that share a request
-            requests = [leader] if calls is None else calls.members
-            to_see += [request.context.get(running_batch) for request in requests]
+            to_see += [request.context.get(running_batch) for request in callers_of(leader)]
+
+
+def callers_of(request: Request) -> list[Request]:
+    """Returns a request, or those of the equal calls that share it."""
+    flight = getattr(request.waiter, "flight", None)
+    return [request] if flight is None else list(flight.members)
 
 
 def refuse_own_handler(block: str, runs: Callable[[Batch], bool]) -> None:

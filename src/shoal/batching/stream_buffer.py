@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from shoal.batching.current import callers_of
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -74,11 +75,6 @@ class StreamBuffer:
         # A reader leaves by closing its stream, not with a cancelled wait.
         return False
 
-    def fail_slow(self, error: Callable[[], Exception]) -> bool:
-        """Fails the slow ones of several readers; returns whether it has several."""
-        # The only reader of this one is failed with its request.
-        return False
-
     def begin_hold(self, hold: Any, now: float) -> None:
         self.hold = hold
         self._held_since = now
@@ -117,36 +113,40 @@ async def wait_for_room(
     """Waits until each running stream has room, by a function that waits for full ones."""
     # Again for all of them: another task may have used the room of one that had some.
     while full := [r for r in requests if r.state is State.RUNNING and is_full(r)]:
-        if any(request.waiter.hold is not None for request in full):
+        if any(reader.waiter.hold is not None for r in full for reader in callers_of(r)):
             raise RuntimeError("another task is sending to this request already")
         await wait(full)
 
 
 async def wait_for_readers(
-    full: list[Request],
+    requests: list[Request],
     limit_s: float | None,
     parking: Parking,
     fail: Callable[[Request], None],
 ) -> None:
     """Waits until no buffer is full, but no longer than a reader may block the batch."""
     # `limit_s` is the total time for which one reader may block it; None for no limit.
-    while full := [r for r in full if r.state is State.RUNNING and is_full(r)]:
+    while full := [reader for r in requests for reader in callers_of(r) if _is_blocking(reader)]:
         now = parking.now()
         hold = parking.new_waiter()
-        for request in full:
-            request.waiter.begin_hold(hold, now)
+        for reader in full:
+            reader.waiter.begin_hold(hold, now)
         scope = parking.new_scope()
         due: dict[Request, float] = {}
         if limit_s is not None:
-            due = {request: now + limit_s - request.waiter.held_s for request in full}
+            due = {reader: now + limit_s - reader.waiter.held_s for reader in full}
             scope.deadline = min(due.values())
         try:
             with scope:
                 await hold
         finally:
             now = parking.now()
-            for request in full:
-                request.waiter.end_hold(now)
-        for request, at in due.items():
-            if now >= at and request.state is State.RUNNING and is_full(request):
-                fail(request)
+            for reader in full:
+                reader.waiter.end_hold(now)
+        for reader, at in due.items():
+            if now >= at and _is_blocking(reader):
+                fail(reader)
+
+
+def _is_blocking(reader: Request) -> bool:
+    return reader.state is State.RUNNING and is_full(reader)

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.request import RequestBatch, State
+from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from shoal.batching.calls.intake import Intake
+    from shoal.core.counters import Counters
     from shoal.core.request import Request
     from shoal.loops.parking import Parking
 
@@ -27,21 +30,32 @@ _WAITING: Final = (State.PARKED, State.QUEUED)
 class Flight(RequestBatch):
     """Calls that wait for one request; also the batch of their own requests."""
 
-    __slots__ = ("_landed", "buffer", "key", "leader", "members")
+    __slots__ = ("_counters", "_intake", "_keep", "_table", "buffer", "key", "leader", "members")
 
     # The request in the engine; this object is its waiter.
     leader: Request
 
-    def __init__(self, key: Hashable, landed: Callable[[Flight], object]) -> None:
-        # Equal for calls that share the request.
+    def __init__(
+        self,
+        key: Hashable,
+        table: dict[Hashable, Flight],
+        intake: Intake,
+        counters: Counters,
+        keep: Callable[[Hashable, Any], object],
+    ) -> None:
+        # Equal for calls that share the request. Later calls find it in the table by its key.
         self.key = key
+        self._table = table
+        self._intake = intake
+        self._counters = counters
+        # Keeps the result for later calls.
+        self._keep = keep
         # The calls' requests that have not ended, in order.
         self.members: dict[Request, None] = {}
         self.active = 0
         # Gives each item of a stream to all calls; None for calls with one result.
-        self.buffer: Any = None  # a `SharedBuffer`
+        self.buffer: SharedBuffer | None = None
         self.on_left: Callable[[Request | None], object] | None = None
-        self._landed = landed
 
     def admit(self, request: Request) -> None:
         request.state = State.RUNNING
@@ -49,7 +63,32 @@ class Flight(RequestBatch):
         self.members[request] = None
         self.active += 1
 
-    def drop_references(self) -> None:
+    def close(self) -> bool:
+        """Lets no more calls join; returns whether they could."""
+        if self._table.get(self.key) is not self:
+            return False
+        del self._table[self.key]
+        return True
+
+    def left(self, request: Request | None) -> None:
+        """Handles a call that ended before the leader; drops the leader after the last one."""
+        if request is not None:
+            del self.members[request]
+        if not self.active:
+            self.close()
+            self._intake.abandon(self.leader)
+            self._counters.cancelled -= 1  # the call was counted
+            self._drop_references()
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """Fails one call; the others go on."""
+        request.state, request.error, request.batch = State.FAILED, error, None
+        self._counters.failed += 1
+        self.active -= 1
+        request.waiter.wake()
+        self.left(request)
+
+    def _drop_references(self) -> None:
         """Drops the references to this object once no call is in it."""
         # Otherwise each flight, with the requests of its calls, stays until the garbage collector
         # runs.
@@ -60,7 +99,34 @@ class Flight(RequestBatch):
     # What the engine calls on the waiter of the leader, where that has one result.
 
     def wake(self) -> None:
-        self._landed(self)
+        """Ends all calls, since the leader has ended."""
+        # A flight that no call could join may be of another version of the code.
+        is_current = self.close()
+        leader, counters = self.leader, self._counters
+        error, leader.error = leader.error, None
+        requests = list(self.members)
+        self.members.clear()
+        self.active = 0
+        if error is None:
+            counters.finished += len(requests) - 1  # the leader was counted
+        elif leader.state is State.DECLINED:
+            counters.declined += len(requests) - 1
+        else:
+            counters.failed += len(requests) - 1
+        buffer, self.buffer = self.buffer, None
+        self._drop_references()
+        value: Any = None
+        if error is None:
+            value = leader.value if buffer is None else buffer.history
+            if is_current and (buffer is None or value is not None):
+                self._keep(self.key, value)
+        for request in requests:
+            request.batch = None
+            if error is None:
+                request.state, request.value = State.FINISHED, value
+            else:
+                request.state, request.error = leader.state, own_copy(error)
+        self._intake.parking.wake_all(requests)
 
     @property
     def flight(self) -> Flight:
@@ -88,44 +154,36 @@ class SharedBuffer:
     watch: ClassVar = None
     passes_on: ClassVar = None
 
-    parking: Parking
     capacity: int
     flight: Flight
-    ended: Callable[[], object]
-    overflowed: Callable[[], object]
-    fail: Callable[[Request, Exception], object]
     # The items so far; None if they are not kept any more.
     history: list[Any] | None = field(default_factory=list[Any])
     has_sent: bool = False
-    hold: Any = None
 
     @property
     def items(self) -> SharedBuffer:
         """Itself: takes the items of the engine; its length is that of the longest buffer."""
         return self
 
-    def buffer_of_new_reader(self) -> StreamBuffer:
-        assert self.history is not None
-        return filled_buffer(self.parking, self.capacity, self.history)
-
     def append(self, item: Any) -> None:
         if self.history is not None:
             self.history.append(item)
             if len(self.history) > REPLAYED_MOST:
                 self.history = None
-                self.overflowed()
-        for buffer in self._buffers():
+                self.flight.close()
+        for request in self.flight.members:
+            buffer: StreamBuffer = request.waiter
             buffer.items.append(item)
             buffer.has_sent = True
             buffer.offer()
 
     def __len__(self) -> int:
-        return max([len(buffer.items) for buffer in self._buffers()], default=0)
+        return max([len(request.waiter.items) for request in self.flight.members], default=0)
 
     def wake(self) -> None:
         """Ends the streams if the request has ended; the readers already have its items."""
         if self.flight.leader.batch is None and not self.flight.is_queued:
-            self.ended()
+            self.flight.wake()
 
     def offer(self) -> None:
         # `append` has offered the item to each reader.
@@ -133,38 +191,6 @@ class SharedBuffer:
 
     def done(self) -> bool:
         return False
-
-    @property
-    def held_s(self) -> float:
-        """For how long, in seconds, the slowest reader has blocked the batch."""
-        return max([buffer.held_s for buffer in self._full()], default=0.0)
-
-    def begin_hold(self, hold: Any, now: float) -> None:
-        self.hold = hold
-        for buffer in self._full():
-            buffer.begin_hold(hold, now)
-
-    def end_hold(self, now: float) -> None:
-        self.hold = None
-        for buffer in self._buffers():
-            buffer.end_hold(now)
-
-    def release(self) -> None:
-        for buffer in self._buffers():
-            buffer.release()
-
-    def fail_slow(self, error: Callable[[], Exception]) -> bool:
-        """Fails the readers with full buffers; returns True."""
-        for request in list(self.flight.members):
-            if len(request.waiter.items) >= self.capacity:
-                self.fail(request, error())
-        return True
-
-    def _buffers(self) -> list[StreamBuffer]:
-        return [request.waiter for request in self.flight.members]
-
-    def _full(self) -> list[StreamBuffer]:
-        return [buffer for buffer in self._buffers() if len(buffer.items) >= self.capacity]
 
 
 def filled_buffer(parking: Parking, capacity: int, items: list[Any]) -> StreamBuffer:

@@ -24,7 +24,6 @@ metadata of their calls: its ``user_context``, as in a call over HTTP, or else a
 from __future__ import annotations
 
 from copy import copy
-from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +31,6 @@ from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
 from shoal.batching.calls.separate import SeparateCalls
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
-from shoal.failures.exceptions import own_copy
 from shoal.failures.held import held
 
 if TYPE_CHECKING:
@@ -142,8 +140,9 @@ class Sharing:
             flight = self._begun(key, item, options, streams=waiter is _NO_BUFFER)
         else:
             self._counters.shared += 1
-        if flight.buffer is not None:
-            request.waiter = flight.buffer.buffer_of_new_reader()
+        if (shared := flight.buffer) is not None:
+            assert shared.history is not None
+            request.waiter = filled_buffer(intake.parking, shared.capacity, shared.history)
         flight.admit(request)
         intake.deadlines.watch(request)
         return request
@@ -164,73 +163,19 @@ class Sharing:
     ) -> Flight:
         """Makes the leader of a flight; it has no deadline, since each call has its own."""
         intake = self._intake
-        flight = Flight(key, self._landed)
+        flight = Flight(key, self._flights, intake, self._counters, self._keep)
         waiter: Any = flight
         if streams:
-            waiter = flight.buffer = SharedBuffer(
-                intake.parking,
-                intake.former.options.stream_buffer,
-                flight,
-                ended=partial(self._landed, flight),
-                overflowed=partial(self._remove, flight),
-                fail=partial(self._failed, flight),
-            )
+            capacity = intake.former.options.stream_buffer
+            waiter = flight.buffer = SharedBuffer(capacity, flight)
         flight.leader = intake.enter(item, _without_limits(options), waiter)
-        flight.on_left = partial(self._left, flight)
+        flight.on_left = flight.left
         self._flights.setdefault(key, flight)
         return flight
 
-    def _left(self, flight: Flight, request: Request | None) -> None:
-        """Handles a call that ended before the leader; drops the leader after the last one."""
-        if request is not None:
-            del flight.members[request]
-        if not flight.active:
-            self._remove(flight)
-            self._intake.abandon(flight.leader)
-            self._counters.cancelled -= 1  # the call was counted
-            flight.drop_references()
-
-    def _failed(self, flight: Flight, request: Request, error: Exception) -> None:
-        request.state, request.error, request.batch = State.FAILED, error, None
-        self._counters.failed += 1
-        flight.active -= 1
-        request.waiter.wake()
-        self._left(flight, request)
-
-    def _landed(self, flight: Flight) -> None:
-        is_current = self._flights.get(flight.key) is flight
-        self._remove(flight)
-        leader = flight.leader
-        error, leader.error = leader.error, None
-        requests = list(flight.members)
-        flight.members.clear()
-        flight.active = 0
-        counters = self._counters
-        if error is None:
-            counters.finished += len(requests) - 1  # the leader was counted
-        elif leader.state is State.DECLINED:
-            counters.declined += len(requests) - 1
-        else:
-            counters.failed += len(requests) - 1
-        buffer, flight.buffer = flight.buffer, None
-        flight.drop_references()
-        value: Any = None
-        if error is None:
-            value = leader.value if buffer is None else buffer.history
-            # A flight that is not current may be of another version of the code.
-            if self._cache is not None and is_current and (buffer is None or value is not None):
-                self._results[flight.key] = value
-        for request in requests:
-            request.batch = None
-            if error is None:
-                request.state, request.value = State.FINISHED, value
-            else:
-                request.state, request.error = leader.state, own_copy(error)
-        self._intake.parking.wake_all(requests)
-
-    def _remove(self, flight: Flight) -> None:
-        if self._flights.get(flight.key) is flight:
-            del self._flights[flight.key]
+    def _keep(self, key: Hashable, result: Any) -> None:
+        if self._cache is not None:
+            self._results[key] = result
 
     def _key(self, item: Any, options: RequestOptions | None) -> Hashable:
         name = self._intake.name

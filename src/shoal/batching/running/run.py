@@ -19,6 +19,7 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.batching.calls.flight import Flight
 from shoal.batching.current import running_batch, setting
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
@@ -321,15 +322,14 @@ class Run(ABC):
         return values
 
     def _fail_slow_reader(self, request: Request) -> None:
-        def too_slow() -> SlowReader:
-            return SlowReader(
-                f"a stream of {self.name} blocked its batch for "
-                f"{self.options.slow_reader_timeout_s} s: "
-                f"its reader left {request.waiter.capacity} items in the buffer"
-            )
-
-        if not request.waiter.fail_slow(too_slow):
-            self._fail(request, too_slow())
+        error = SlowReader(
+            f"a stream of {self.name} blocked its batch for {self.options.slow_reader_timeout_s} s:"
+            f" its reader left {request.waiter.capacity} items in the buffer"
+        )
+        if isinstance(request.batch, Flight):  # one reader of several
+            request.batch.fail(request, error)
+        else:
+            self._fail(request, error)
 
 
 class UnaryRun(Run):
