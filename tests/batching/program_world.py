@@ -155,7 +155,7 @@ class World(ABC):
     def options(self) -> BatchOptions:
         """The options by which batches form now: a batch that gathers keeps those it began with."""
         session = self.batcher._session
-        return self.batcher.options if session is None else session._in_force
+        return self.batcher.options if session is None else session._former.options
 
     def formed_under(self, batch: shoal.Batch) -> BatchOptions:
         """Returns the options that were in force when a batch was formed that starts now."""

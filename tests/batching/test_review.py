@@ -161,15 +161,11 @@ async def test_errors_of_an_isolated_batch_are_not_chained_to_each_other() -> No
 
 async def test_a_bug_in_the_task_of_the_deadlines_is_named_to_every_caller(monkeypatch):
     bug = ZeroDivisionError("a bug of ours")
-    expire = Overdue.pop
 
-    def broken(overdue: Overdue, now: float) -> Any:
-        due = list(expire(overdue, now))
-        if due:
-            raise bug
-        return iter(due)
+    def broken(*_: object) -> None:
+        raise bug
 
-    monkeypatch.setattr(Overdue, "pop", broken)
+    monkeypatch.setattr(Overdue, "expired", broken)
     batcher = shoal.Batcher(Held())
     got: list[Any] = []
     with pytest.raises(BaseExceptionGroup):  # noqa: PT012

@@ -38,7 +38,7 @@ def take_within(slots: Slots[Any], room: Amount) -> tuple[list[Request], Dispatc
     """Takes requests that fit and have waiting callers from the queue, in order."""
     # Also returns why some of them can't wait: FLUSH, RETRY, or None.
     former = slots.former
-    slots.intake.deadlines.expire_all()
+    slots.intake.timers.expire_due()
     there: list[Request] = []
     because: DispatchReason | None = None
     while not room.is_used_up and (requests := former.take_within(room)):
@@ -120,7 +120,7 @@ class Joining(ABC):
         has_failed = request.state is State.FAILED
         observers = self._slots.counters.observers
         if observers.all or (has_failed and observers.of_failures):
-            name, batch = self._slots.run.name, self.batch
+            name, batch = self._slots.intake.name, self.batch
             observers.notify(
                 lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
             )
@@ -158,7 +158,7 @@ class Joining(ABC):
             now = self._note_joined(taken)
             slots.counters.wait_s.gather([now - request.arrived_at for request in taken])
             if (observers := slots.counters.observers).all:
-                name = slots.run.name
+                name = slots.intake.name
                 observers.notify(lambda each: each.requests_joined(name, batch, taken, now))
             slots.capacity_changed()
         return taken

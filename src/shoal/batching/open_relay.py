@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
+from shoal.batching.running.requeueing import queue_again
 from shoal.batching.running.run import RUNNING
 from shoal.batching.stream_buffer import offer_all
 
@@ -234,7 +235,7 @@ class OpenRelay:
         never_got += [request for request in self._joining.joined if request.state is RUNNING]
         if never_got:
             size = len(batch.members)
-            self._run.requeueing.queue_again(batch, never_got)
+            queue_again(self._run.intake, batch, never_got)
             batch.size -= size - len(batch.members)
 
     def _forget(self, number: int) -> Request | None:

@@ -23,7 +23,7 @@ import logging
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
@@ -36,7 +36,6 @@ from shoal.batching.open_batch import OpenRun
 from shoal.batching.open_slots import OpenSlots
 from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
-from shoal.batching.running.requeueing import Requeueing
 from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.stream import StreamRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
@@ -45,12 +44,10 @@ from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
 from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.failures.hints import with_hint
-from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.loops.timers import LoopTimers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.running.slots import Capacity
@@ -82,11 +79,10 @@ class Session:
         self.failure: BaseException | None = None
         self._name = name
         self._handler = handler
-        self._options = self._in_force = options
+        self._options = options
         self._counters = counters
         self._capacity = capacity
         self._parking = parking_of_this_loop()
-        self._bell = Bell(self._parking)
         if capacity is None:
             self._former = Former(options)
         else:
@@ -96,7 +92,6 @@ class Session:
             self._former,
             self._parking,
             counters,
-            ring=self._bell.ring,
             is_blocked_by=lambda batch: self.slots.is_blocked_by(batch),
             adopt=self._adopt,
         )
@@ -106,7 +101,6 @@ class Session:
         # checked where the call is awaited.
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
-        self._limits = LoopTimers(self._parking)
         self.slots = self._new_slots()
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
@@ -123,8 +117,7 @@ class Session:
                 at_end.callback(self._capacity.subscribe(self.slots.capacity_changed))
             async with self._opened(), anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
-                tasks.start_soon(self._watch, self._intake.deadlines.run)
-                tasks.start_soon(self._watch, self._limits.run)
+                tasks.start_soon(self._watch_timers)
                 try:
                     on_open()
                     await self._stopping.wait()
@@ -212,7 +205,7 @@ class Session:
     def stop_waiting(self) -> None:
         self._former.drain()
         self.slots.draining.set()
-        self._bell.ring()
+        self._intake.ring()
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options from the next batch on; raises `ValueError` for another ``open``."""
@@ -223,10 +216,10 @@ class Session:
         self._options = options
         applied = options
         if self.slots.is_gathering:
-            applied = _with_what_holds_at_once(self._in_force, options)
+            applied = _with_what_holds_at_once(self._former.options, options)
         is_pending = applied != options
         self._former.await_change(is_pending=is_pending)
-        if applied != self._in_force or not is_pending:
+        if applied != self._former.options or not is_pending:
             self._take_in(applied)
 
     def _adopt(self) -> None:
@@ -241,7 +234,6 @@ class Session:
                 ending = error
             failure = error if isinstance(error, Exception) else own_copy(error)
             self._intake.fail_one(request, failure)
-        self._in_force = options
         self.entry.configure(options)
         self.slots.configure(options)
         try:
@@ -274,22 +266,16 @@ class Session:
         return Counter([request.priority for request in former.parked_and_queued()])
 
     def _new_slots(self) -> ClosedSlots | OpenSlots:
-        handler, parking, counters = self._handler, self._parking, self._counters
-        hold_log = HoldLog(f"the handler {self._name}")
-        requeueing = Requeueing(self._intake, counters)
-        made_of = (
-            *(self._name, handler, self._options, parking, counters, self._limits, hold_log),
-            requeueing,
-        )
-        queue = (self._intake, self._bell)
+        intake, handler = self._intake, self._handler
+        made_of = (intake, handler, self._options, HoldLog(f"the handler {self._name}"))
         if handler.fill != "closed":
-            return OpenSlots(*queue, OpenRun(*made_of), self._task_died, self._capacity)
+            return OpenSlots(intake, OpenRun(*made_of), self._task_died, self._capacity)
         run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
-        return ClosedSlots(*queue, run, self._task_died, self._capacity)
+        return ClosedSlots(intake, run, self._task_died, self._capacity)
 
-    async def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _watch_timers(self) -> None:
         try:
-            await watch()
+            await self._intake.timers.run()
         except BaseException as error:
             self._task_died(error)
             raise
@@ -309,7 +295,7 @@ class Session:
     def _fail_queue(self) -> None:
         self._intake.close()
         self._intake.fail(self._former.clear(), None)
-        self._bell.ring()
+        self._intake.ring()
 
     def _end(self) -> None:
         if self.state == "closed":

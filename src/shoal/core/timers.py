@@ -153,22 +153,23 @@ class Overdue:
 
     def pop(self, now: float) -> Iterator[tuple[Request, str]]:
         """Yields the requests that have timed out, with the reason for the error message."""
-        what: Request | tuple[Request]
         for what in self.timers.due(now):
-            if not isinstance(what, tuple):
-                was_late = what.deadline is not None and what.deadline <= what.arrived_at
-                yield what, MADE_LATE if was_late else "was not answered by its deadline"
-                continue
-            (request,) = what
-            if not (
-                request.state in _QUEUED_OR_PARKED
-                or (request.batch is not None and request.batch.is_queued)
-            ):
-                continue
-            assert request.options is not None
-            if not request.options.delays:
-                yield request, "waited in the queue for longer than its timeout"
-                continue
-            request.options.delayed_at = now
-            if request.state is State.QUEUED:
-                self._demote(request)
+            if (ended := self.expired(what, now)) is not None:
+                yield ended
+
+    def expired(self, what: Request | tuple[Request], now: float) -> tuple[Request, str] | None:
+        """Returns the request of an expired timer and why it must end; None if it goes on."""
+        if not isinstance(what, tuple):
+            was_late = what.deadline is not None and what.deadline <= what.arrived_at
+            return what, MADE_LATE if was_late else "was not answered by its deadline"
+        (request,) = what
+        is_waiting = request.state in _QUEUED_OR_PARKED
+        if not is_waiting and (request.batch is None or not request.batch.is_queued):
+            return None
+        assert request.options is not None
+        if not request.options.delays:
+            return request, "waited in the queue for longer than its timeout"
+        request.options.delayed_at = now
+        if request.state is State.QUEUED:
+            self._demote(request)
+        return None

@@ -6,7 +6,7 @@ A timer costs far less than a cancel scope or a task, since most are cancelled b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
@@ -25,26 +25,43 @@ _CALLED_AT_ONCE: Final = 16
 
 
 class LoopTimers:
-    def __init__(self, parking: Parking) -> None:
+    def __init__(
+        self,
+        parking: Parking,
+        timers: Timers | None = None,
+        expire: Callable[[Any], object] = lambda call: call(),
+    ) -> None:
         self.now = parking.now
-        self._timers = Timers()
+        self._timers = Timers() if timers is None else timers
         self.forget = self._timers.forget
+        # Called with the subject of each timer that has expired.
+        self._expire = expire
         self._bell = Bell(parking)
-        self._asleep_until = math.inf
+        # When the next timer expires; infinity if there is none.
+        self.asleep_until = math.inf
 
     def add(self, at: float, call: Callable[[], object]) -> Timer:
         """Calls a function, which must not raise, at a time on the event loop's clock."""
         timer = self._timers.add(at, call)
-        if at < self._asleep_until:
-            self._bell.ring()
+        self.wake_at(at)
         return timer
+
+    def wake_at(self, at: float) -> None:
+        """Makes the task look at the timers at a time, since one was added that expires then."""
+        if at < self.asleep_until:
+            self.asleep_until = at
+            self._bell.ring()
+
+    def expire_due(self) -> None:
+        for what in self._timers.due(self.now()):
+            self._expire(what)
 
     async def run(self) -> None:
         while True:
-            for count, call in enumerate(self._timers.due(self.now()), 1):
-                call()
+            for count, what in enumerate(self._timers.due(self.now()), 1):
+                self._expire(what)
                 if count % _CALLED_AT_ONCE == 0:
                     await anyio.lowlevel.checkpoint()
-            call = None  # it would keep what it is for alive
-            self._asleep_until = self._timers.next_at()
-            await self._bell.wait(self._asleep_until)
+            what = None  # it would keep what it is for alive
+            self.asleep_until = self._timers.next_at()
+            await self._bell.wait(self.asleep_until)

@@ -7,7 +7,6 @@ wakes the slot that waits for requests. Each caller waits for its result on its 
 
 from __future__ import annotations
 
-import math
 from contextvars import copy_context
 from itertools import repeat
 from operator import methodcaller
@@ -26,6 +25,7 @@ from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError
 from shoal.failures.held import shown
 from shoal.loops.event_loop import Home, not_open_here
 from shoal.loops.parking import Bell
+from shoal.loops.timers import LoopTimers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Batch, RequestOptions
-    from shoal.core.timers import Overdue
     from shoal.loops.parking import Parking
 
 
@@ -56,23 +55,25 @@ class Intake:
         parking: Parking,
         counters: Counters,
         *,
-        ring: Callable[[], None],
         is_blocked_by: Callable[[Batch], bool],
         adopt: Callable[[], None],
     ) -> None:
         self.name = name
         self.former = former
         self.configure(former.options)
-        self.deadlines = Deadlines(parking, former.overdue, self.expire)
+        # A cancel scope around the wait of each caller costs as much as the rest of a call, and the
+        # reader of a stream may be anywhere when the stream's time is up.
+        self.timers = LoopTimers(parking, former.overdue.timers, self._time_is_up)
         self.home = Home()
         # The error that broke the batcher.
         self.failure: BaseException | None = None
-        self.soon = parking.soon
-        self.ring = ring
+        # Wakes the slot that waits for the queue to change.
+        self.bell = Bell(parking)
+        self.ring = self.bell.ring
         self._adopt = adopt
         self._is_blocked_by = is_blocked_by
         self.parking = parking
-        self._counters = counters
+        self.counters = counters
         self._batches = former.batches
         self._now = parking.now
         self.park = parking.park
@@ -104,7 +105,7 @@ class Intake:
         elif admission is not QUIET:
             self._settle(admission, request)
         if request.options is not None:
-            self.deadlines.watch(request)
+            self.watch(request)
         return request
 
     async def end_failed_call(self, request: Request | None, error: BaseException) -> bool:
@@ -152,7 +153,7 @@ class Intake:
                 self.options_factory.renew(request)
         self._admit_all(requests)
         for request in requests:
-            self.deadlines.watch(request)
+            self.watch(request)
         return requests
 
     def enter_parts(self, parts: Sequence[Part]) -> list[Request]:
@@ -240,9 +241,9 @@ class Intake:
             request.error = None  # it will not be raised, and its traceback keeps the request
             return
         if why == "expired":
-            self._counters.expired += 1
+            self.counters.expired += 1
         else:
-            self._counters.cancelled += 1
+            self.counters.cancelled += 1
         if request.state is RUNNING:
             batch, request.batch = request.batch, None
             assert batch is not None
@@ -254,6 +255,18 @@ class Intake:
             self.notify_left((request,), why, self._now())
             if self.former.leave(request):
                 self.ring()
+
+    def watch(self, request: Request) -> None:
+        until = self.former.overdue.watch(request)
+        if until < self.timers.asleep_until:
+            self.timers.wake_at(until)
+
+    def _time_is_up(self, what: Any) -> None:
+        """Ends a request, or calls the function that ends a handler's time."""
+        if callable(what):
+            what()
+        elif (expired := self.former.overdue.expired(what, self._now())) is not None:
+            self.expire(*expired)
 
     def expire(self, request: Request, what_it_did: str) -> None:
         if request.state not in UNDER_WAY:
@@ -293,7 +306,7 @@ class Intake:
     def fail_one(self, request: Request, error: Exception) -> None:
         """Counts a request whose state is FAILED already, and wakes its caller with the error."""
         request.error = error
-        self._counters.failed += 1
+        self.counters.failed += 1
         self.parking.wake_all((request,))
 
     # The errors for calls. Those that are never queued are counted with them.
@@ -316,17 +329,17 @@ class Intake:
 
     def count_rejected(self, requests: Sequence[Request]) -> None:
         if not self.former.closed:
-            self._counters.rejected += len(requests)
+            self.counters.rejected += len(requests)
             self.notify_left(requests, "rejected")
 
     def shed(self, request: Request, now: float) -> Overloaded:
-        self._counters.shed += 1
+        self.counters.shed += 1
         self.notify_left((request,), "shed", now)
         return Overloaded(f"{self.name} is overloaded, and has shed this request for another one")
 
     def late(self, requests: Sequence[Request]) -> DeadlineExceeded:
         """Returns the error for requests with a deadline that passed before they are queued."""
-        self._counters.expired += len(requests)
+        self.counters.expired += len(requests)
         self.notify_left(requests, "expired")
         return DeadlineExceeded(f"a call to {self.name} {MADE_LATE}")
 
@@ -334,7 +347,7 @@ class Intake:
         self, requests: Sequence[Request], why: Unserved, now: float | None = None
     ) -> None:
         # `now` is None for the time of their arrival.
-        if not (observers := self._counters.observers).all:
+        if not (observers := self.counters.observers).all:
             return
         for request in requests:
             at = request.arrived_at if now is None else now
@@ -357,37 +370,3 @@ def raise_error_of(request: Request) -> NoReturn:
         raise request.error
     finally:
         request.error = None  # its traceback holds this frame
-
-
-class Deadlines:
-    """Ends requests that run out of time, with one task for all."""
-
-    # A cancel scope around the wait of each caller costs as much as the rest of a call, and the
-    # reader of a stream may be anywhere when the stream's time is up.
-
-    def __init__(
-        self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
-    ) -> None:
-        self._parking = parking
-        self._overdue = overdue
-        self._expire = expire
-        self._bell = Bell(parking)
-        # When the next request runs out of time; infinity if none does.
-        self.asleep_until = math.inf
-
-    def watch(self, request: Request, *, again: bool = False) -> None:
-        until = self._overdue.watch_again(request) if again else self._overdue.watch(request)
-        if until < self.asleep_until:
-            self.asleep_until = until
-            self._bell.ring()
-
-    def expire_all(self) -> None:
-        # In a function, since its frame ends: the task's keeps the last request while it sleeps.
-        for request, what_it_did in self._overdue.pop(self._parking.now()):
-            self._expire(request, what_it_did)
-
-    async def run(self) -> None:
-        while True:
-            self.expire_all()
-            self.asleep_until = self._overdue.timers.next_at()
-            await self._bell.wait(self.asleep_until)

@@ -144,7 +144,7 @@ class Sharing:
             assert shared.history is not None
             request.waiter = filled_buffer(intake.parking, shared.capacity, shared.history)
         flight.admit(request)
-        intake.deadlines.watch(request)
+        intake.watch(request)
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from contextlib import suppress
 from enum import Enum
 from typing import (
     TYPE_CHECKING,
@@ -360,8 +359,7 @@ class Watch(weakref.ref["ResultStream[Any]"]):
     def dropped(self) -> None:
         """Called in any thread."""
         if self.request.state in _ALIVE:
-            with suppress(RuntimeError):  # the event loop has ended
-                self.intake.soon(self._leave)
+            self.intake.home.loop.soon(self._leave)
         self.request.waiter.watch = None
 
     def _leave(self) -> None:

@@ -88,8 +88,8 @@ class ClosedSlots(Slots[Run]):
         # The callers would take the event loop's time while the handler is idle. Not called if
         # other tasks may not have run for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
         former = self.former
-        if self.intake.deadlines.asleep_until <= now:
-            self.intake.deadlines.expire_all()
+        if self.intake.timers.asleep_until <= now:
+            self.intake.timers.expire_due()
         decision = former.decide(now)
         batch = None
         if isinstance(decision, Dispatch) and (
@@ -109,9 +109,9 @@ class ClosedSlots(Slots[Run]):
             await self.parking.checkpoint()
         while self._count <= self._most:
             now = self.parking.now()
-            if self.intake.deadlines.asleep_until <= now:
+            if self.intake.timers.asleep_until <= now:
                 # Otherwise a request could be dispatched in the tick in which it expires.
-                self.intake.deadlines.expire_all()
+                self.intake.timers.expire_due()
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 if self._capacity is not None and self._capacity.is_full():

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.batching.calls.intake import Intake
-    from shoal.core.counters import Counters
     from shoal.core.request import Batch, Request
     from shoal.errors import RetryLater
 
@@ -32,64 +31,60 @@ MOST_RETURNS: Final = 100
 """How often one request is put back, so that a handler that always raises comes to an end."""
 
 
-class Requeueing:
-    def __init__(self, intake: Intake, counters: Counters) -> None:
-        self._intake = intake
-        self._counters = counters
+def retry_later(
+    intake: Intake, batch: Batch, requests: Sequence[Request], error: RetryLater
+) -> None:
+    """Queues running requests again, after a pause."""
+    intake.former.limiter.pause(intake.parking.now() + pause_s(error))
+    if batch.failure is None:
+        batch.failure = error
+    queue_again(intake, batch, requests)
 
-    def retry_later(self, batch: Batch, requests: Sequence[Request], error: RetryLater) -> None:
-        """Queues running requests again, after a pause."""
-        intake = self._intake
-        intake.former.limiter.pause(intake.parking.now() + pause_s(error))
+
+def queue_again(
+    intake: Intake, batch: Batch, requests: Sequence[Request], death: Exception | None = None
+) -> None:
+    """Queues running requests again; those that were put back too often stay RUNNING."""
+    # `death` is that of their replica; they also stay RUNNING, and fail with it, if the queue takes
+    # nothing back.
+    if not intake.takes_back:
+        if death is None:
+            intake.stop(requests)
+        return
+    back: set[Request] = set()
+    # Backwards, so that each is put in front of those that are back already.
+    for place, request in reversed([*enumerate(requests)]):
+        returned: Returned = getattr(request, "returned", Returned(batch.id, place))
+        if returned.times < MOST_RETURNS:
+            request.returned = returned._replace(
+                times=returned.times + 1, deaths=returned.deaths + (death is not None)
+            )
+            back.add(request)
+            _queue_one_again(intake, batch, request)
+    # It may soon be in another batch, which this one must not end.
+    batch.members = [request for request in batch.members if request not in back]
+    intake.ring()
+    if death is not None and back:
+        logger.warning("%s: %d calls run again, since %s", intake.name, len(back), death)
         if batch.failure is None:
-            batch.failure = error
-        self.queue_again(batch, requests)
+            batch.failure = death
 
-    def queue_again(
-        self, batch: Batch, requests: Sequence[Request], death: Exception | None = None
-    ) -> None:
-        """Queues running requests again; those that were put back too often stay RUNNING."""
-        # `death` is that of their replica; they also stay RUNNING, and fail with it, if the queue
-        # takes nothing back.
-        intake = self._intake
-        if not intake.takes_back:
-            if death is None:
-                intake.stop(requests)
-            return
-        back: set[Request] = set()
-        # Backwards, so that each is put in front of those that are back already.
-        for place, request in reversed([*enumerate(requests)]):
-            returned: Returned = getattr(request, "returned", Returned(batch.id, place))
-            if returned.times < MOST_RETURNS:
-                request.returned = returned._replace(
-                    times=returned.times + 1, deaths=returned.deaths + (death is not None)
-                )
-                back.add(request)
-                self._queue_one_again(batch, request)
-        # It may soon be in another batch, which this one must not end.
-        batch.members = [request for request in batch.members if request not in back]
-        intake.ring()
-        if death is not None and back:
-            logger.warning("%s: %d calls run again, since %s", intake.name, len(back), death)
-            if batch.failure is None:
-                batch.failure = death
 
-    def _queue_one_again(self, batch: Batch, request: Request) -> None:
-        intake = self._intake
-        request.batch, request.state = None, QUEUED
-        batch.active -= 1
-        asked = request.options
-        try:
-            if asked is None or asked.options_factory is not intake.options_factory:
-                intake.options_factory.renew(request)  # options have changed
-            intake.former.insert(request)
-        except Exception as error:  # by a user's function or policy
-            request.state = State.FAILED
-            intake.fail_one(request, error)
-            return
-        except BaseException:
-            request.batch, request.state = batch, State.RUNNING  # so that it is found, and failed
-            batch.active += 1
-            raise
-        self._counters.retried += 1
-        intake.deadlines.watch(request, again=True)
+def _queue_one_again(intake: Intake, batch: Batch, request: Request) -> None:
+    request.batch, request.state = None, QUEUED
+    batch.active -= 1
+    asked = request.options
+    try:
+        if asked is None or asked.options_factory is not intake.options_factory:
+            intake.options_factory.renew(request)  # options have changed
+        intake.former.insert(request)
+    except Exception as error:  # by a user's function or policy
+        request.state = State.FAILED
+        intake.fail_one(request, error)
+        return
+    except BaseException:
+        request.batch, request.state = batch, State.RUNNING  # so that it is found, and failed
+        batch.active += 1
+        raise
+    intake.counters.retried += 1
+    intake.timers.wake_at(intake.former.overdue.watch_again(request))

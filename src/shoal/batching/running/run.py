@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,6 +23,7 @@ from shoal.batching.calls.flight import Flight
 from shoal.batching.current import running_batch, setting
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.handler import in_own_context
+from shoal.batching.running.requeueing import queue_again, retry_later
 from shoal.core.policies.sizing import padded
 from shoal.core.queue import cost_of
 from shoal.core.request import Batch, State, is_declined
@@ -41,13 +42,12 @@ from shoal.failures.retry_after import retry_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from shoal.batching.calls.intake import Intake
     from shoal.batching.handlers.handler import Handler, HoldLog
-    from shoal.batching.running.requeueing import Requeueing
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
     from shoal.loops.parking import Parking, Scope
-    from shoal.loops.timers import LoopTimers
 
 RUNNING = State.RUNNING
 
@@ -73,17 +73,17 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    name: str
+    intake: Intake
     handler: Handler
     options: BatchOptions
-    parking: Parking
-    counters: Counters
-    # A deadline on the handler's cancel scope would be enough for handlers that end when cancelled.
-    # But a handler may shield its clean-up, and one in a thread can't be cancelled; their callers
-    # must get the error in time, too.
-    limits: LoopTimers
     hold_log: HoldLog
-    requeueing: Requeueing
+    name: str = field(init=False)
+    parking: Parking = field(init=False)
+    counters: Counters = field(init=False)
+
+    def __post_init__(self) -> None:
+        intake = self.intake
+        self.name, self.parking, self.counters = intake.name, intake.parking, intake.counters
 
     async def run(self, batch: Batch, scope: Scope) -> None:
         # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
@@ -121,12 +121,16 @@ class Run(ABC):
             if timeout_s is None:
                 await attempt
             else:
+                # A deadline on the handler's cancel scope would be enough for handlers that end
+                # when cancelled. But a handler may shield its clean-up, and one in a thread can't
+                # be cancelled; their callers must get the error in time, too.
                 time_is_up = partial(self._time_is_up, batch, requests, scope)
-                timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
+                timers = self.intake.timers
+                timer = timers.add(self.parking.now() + timeout_s, time_is_up)
                 try:
                     await attempt
                 finally:
-                    self.limits.forget(timer)
+                    timers.forget(timer)
         except ScopesMixedUp:
             raise
         except BaseException as error:
@@ -187,7 +191,7 @@ class Run(ABC):
                 return
         if (retry := retry_of(failure)) is not None:
             back = [r for r in still_running(requests) if self._may_run_again(r)]
-            self.requeueing.retry_later(batch, back, retry)
+            retry_later(self.intake, batch, back, retry)
             if rest := still_running(requests):
                 self._fail_with(batch, rest, failure)
             return
@@ -226,7 +230,7 @@ class Run(ABC):
             if self._may_run_again(r) and deaths_of(r) < failure.retries
         ]
         if back:
-            self.requeueing.queue_again(cast("Batch", back[0].batch), back, failure.death)
+            queue_again(self.intake, cast("Batch", back[0].batch), back, failure.death)
 
     def _may_run_again(self, request: Request) -> bool:
         """Returns whether a request can be answered by another run of the handler."""

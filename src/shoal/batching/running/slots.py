@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shoal.core.forming.limiter import Limiter
     from shoal.core.options.options import BatchOptions
     from shoal.core.replicas.members import Members
-    from shoal.loops.parking import Bell, Scope
+    from shoal.loops.parking import Scope
 
 
 class Capacity(Protocol):
@@ -115,7 +115,6 @@ class Slots(ABC, Generic[RunT]):
     def __init__(
         self,
         intake: Intake,
-        bell: Bell,
         run: RunT,
         on_death: Callable[[BaseException], None],
         capacity: Capacity | None,
@@ -123,10 +122,9 @@ class Slots(ABC, Generic[RunT]):
         self.intake = intake
         self.former = intake.former
         self.batches = self.former.batches
-        # Wakes the slot that waits for the queue to change.
-        self.bell = bell
+        self.bell = intake.bell
         self.parking = intake.parking
-        self.counters = run.counters
+        self.counters = intake.counters
         self._turn_is_taken = False
         self._waiting: deque[Any] = deque()  # the waiters of the slots that wait for the turn
         # Replaced when the options change.
@@ -319,7 +317,7 @@ class Slots(ABC, Generic[RunT]):
         ended = outcomes[State.FINISHED] + outcomes[State.FAILED] + outcomes[State.DECLINED]
         retried = 0 if self._batches_are_open else batch.size - len(batch.members)
         record = BatchRecord(
-            batcher=self.run.name,
+            batcher=self.intake.name,
             id=batch.id,
             reason=batch.reason,
             is_open=self._batches_are_open,
@@ -383,7 +381,7 @@ class Slots(ABC, Generic[RunT]):
         return self.bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        self._last_id = next(self.counters.observers.batch_ids[self.run.name])
+        self._last_id = next(self.counters.observers.batch_ids[self.intake.name])
         former, options = self.former, self.former.options
         load: float | None = None
         if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:
@@ -407,7 +405,7 @@ class Slots(ABC, Generic[RunT]):
         self.counters.wait_s.gather(waits)
         batch.is_continuous = self._batches_are_endless
         if self.counters.observers.all:
-            name = self.run.name
+            name = self.intake.name
             self.counters.observers.notify(lambda each: each.batch_began(name, batch, now))
         return batch
 
