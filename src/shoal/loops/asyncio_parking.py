@@ -70,7 +70,6 @@ class AsyncioParking(Parking):
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first
-        self.soon = loop.call_soon_threadsafe
         self._state_of = private.scopes_of_anyio()
 
     def park(self, parked: Parked) -> Awaitable[Any]:

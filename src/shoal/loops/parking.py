@@ -67,9 +67,6 @@ class Parking(ABC):
     now: Callable[[], float]
     # Whether that clock counts milliseconds, as uvloop's does.
     is_coarse = False
-    # Schedules a function call in the event loop, from any thread, at any time. It raises
-    # `RuntimeError` once the loop has ended.
-    soon: Callable[..., object]
     # Creates a waiter for the task that calls it.
     new_waiter: Callable[[], Awaitable[Any]]
     # Creates a cancel scope; the loop's own if anyio's would only wrap it.

@@ -79,7 +79,6 @@ class TrioParking(Parking):
         self.new_waiter = TrioWaiter
         self.new_scope = trio.CancelScope
         self.checkpoint = trio.lowlevel.checkpoint
-        self.soon = trio.lowlevel.current_trio_token().run_sync_soon
 
     def park(self, parked: Parked) -> Awaitable[Any]:
         parked.waiter = waiter = TrioWaiter()

@@ -36,7 +36,6 @@ from anyio.lowlevel import RunVar
 from shoal.batching.current import running_batch
 from shoal.errors import BatcherClosed
 from shoal.loops.event_loop import EventLoop
-from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
 own_block: Final[ContextVar[BatcherBlock | None]] = ContextVar("shoal.batcher_block", default=None)
 _blocks: Final[RunVar[tuple[BatcherBlock, ...]]] = RunVar("shoal.batcher_blocks", default=())
 
-Place: TypeAlias = "tuple[object, tuple[EventLoop, int | None]]"
-"""What a batcher is for: a batched function, and a receiver in an event loop."""
+Key: TypeAlias = "tuple[EventLoop, int | None]"
+"""An event loop, and the id of a receiver in it, if any."""
 
 
 class Face(Protocol):
@@ -69,6 +68,19 @@ class OpenedBatcher(NamedTuple):
     entry: Entry
     # None if each access of the method makes a new one, so that the instance is not kept alive.
     face: Face | None
+
+
+class Table(Protocol):
+    """Where calls of a batched function find its open batchers."""
+
+    def withdraw(self, key: Key, opened: OpenedBatcher) -> None: ...
+
+
+class Place(NamedTuple):
+    """What a batcher is for: a batched function, and a receiver in an event loop."""
+
+    table: Table
+    key: Key
 
 
 class BatcherBlock:
@@ -91,7 +103,7 @@ class BatcherBlock:
         self.process = os.getpid()
         # An instance may be collected at any time, in any thread: its entry is then moved from the
         # first to the second. So the first is copied before it is iterated.
-        self._opened: dict[Place, tuple[OpenedBatcher, Callable[[OpenedBatcher], None]]] = {}
+        self._opened: dict[Place, OpenedBatcher] = {}
         self._collected: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
@@ -103,7 +115,6 @@ class BatcherBlock:
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
-        self._soon = parking_of_this_loop().soon
         self._before = own_block.get()
         own_block.set(self)
         self._context = copy_context()
@@ -138,34 +149,26 @@ class BatcherBlock:
 
     @property
     def batchers(self) -> list[Batcher[Any]]:
-        return [one.batcher for one, _ in list(self._opened.values())]
+        return [one.batcher for one in list(self._opened.values())]
 
     def opened_at(self, place: Place) -> OpenedBatcher | None:
-        there = self._opened.get(place)
-        return None if there is None else there[0]
+        return self._opened.get(place)
 
-    def begin(
-        self,
-        place: Place,
-        batcher: Batcher[Any],
-        face: Face | None,
-        withdraw: Callable[[OpenedBatcher], None],
-    ) -> OpenedBatcher:
-        # `withdraw` removes it from where calls find it, when it is gone or will be closed.
+    def begin(self, place: Place, batcher: Batcher[Any], face: Face | None) -> OpenedBatcher:
         stands_alone = self.convert_error is not None and not self.is_private
         on_broken = partial(self._forget, place) if stands_alone else None
         self._context.copy().run(batcher.begin, self._tasks, on_broken)
         opened = OpenedBatcher(batcher, batcher.find(), face)
-        self._opened[place] = opened, withdraw
+        self._opened[place] = opened
         if self.is_closing:
             self._stop(batcher)
         return opened
 
     def _forget(self, place: Place) -> OpenedBatcher | None:
         """Removes and returns a batcher that is gone, so that the next call opens another."""
-        opened, withdraw = self._opened.pop(place, (None, None))
-        if opened is not None and withdraw is not None:
-            withdraw(opened)
+        opened = self._opened.pop(place, None)
+        if opened is not None:
+            place.table.withdraw(place.key, opened)
         return opened
 
     def runs(self, batch: Batch | None) -> bool:
@@ -174,8 +177,8 @@ class BatcherBlock:
     def _close(self) -> None:
         self.is_closing = True
         self._stop_collected()
-        for opened, withdraw in list(self._opened.values()):
-            withdraw(opened)
+        for place, opened in list(self._opened.items()):
+            place.table.withdraw(place.key, opened)
             self._stop(opened.batcher)
         self._look_at_all()
         self._closing.set()
@@ -204,8 +207,7 @@ class BatcherBlock:
             # At once, since another instance may get the same id.
             if (opened := self._forget(place)) is not None:
                 self._collected.append(opened.batcher)
-                with suppress(RuntimeError):  # the event loop has ended
-                    self._soon(self._stop_collected)
+                self.loop.soon(self._stop_collected)
 
         return forget
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import refuse_batched
-from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
+from shoal.batching.decorator.block import OpenedBatcher, Place, block_here, loops_of_context
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options import checked_options
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from inspect import Signature
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.decorator.block import BatcherBlock, Face
+    from shoal.batching.decorator.block import BatcherBlock, Face, Key
     from shoal.batching.handlers.handler import Fill
     from shoal.core.options.options import BatchOptions, OptionKeywords
     from shoal.errors import NotOpen
@@ -119,7 +119,7 @@ class Opening:
         # Whether it is defined in a class, with an instance as its receiver.
         self.is_method = False
         # The open batchers, by event loop and receiver.
-        self.table: dict[tuple[EventLoop, int | None], OpenedBatcher] = {}
+        self.table: dict[Key, OpenedBatcher] = {}
         # The same by thread and receiver; nearly always one.
         self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
         # The options changed since it was decorated.
@@ -140,7 +140,7 @@ class Opening:
         _self, *parameters = self.call_signature.parameters.values()
         return self.call_signature.replace(parameters=parameters)
 
-    def key(self, receiver: object) -> tuple[EventLoop, int | None]:
+    def key(self, receiver: object) -> Key:
         return EventLoop.here(), None if receiver is None else id(receiver)
 
     def loops(self, receiver: object) -> list[EventLoop]:
@@ -225,7 +225,7 @@ class Opening:
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
         key = self.key(receiver)
-        place = (self, key)
+        place = Place(self, key)
         if (there := block.opened_at(place)) is not None:
             return there  # the block is closing, so the batcher is not published any more
         handler = self.new_handler(receiver, block.convert_error)
@@ -235,7 +235,7 @@ class Opening:
         face = None
         if is_kept:
             face = self.face if receiver is None else self.face.bound_to(receiver)
-        opened = block.begin(place, batcher, face, partial(self.withdraw, key))
+        opened = block.begin(place, batcher, face)
         if not block.is_closing:
             self._add(key, opened)
         return opened
@@ -260,18 +260,18 @@ class Opening:
         )
         return batcher
 
-    def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
+    def withdraw(self, key: Key, opened: OpenedBatcher) -> None:
         """Called in the batcher's thread, or in any thread when its instance was collected."""
         if self.table.get(key) is opened:
             self._remove(key, opened)
 
-    def _add(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
+    def _add(self, key: Key, opened: OpenedBatcher) -> None:
         self.table[key] = opened
         place = (opened.entry.intake.home.thread, key[1])
         self._in_thread.setdefault(place, []).append(opened)
         self._update_entries(place)
 
-    def _remove(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
+    def _remove(self, key: Key, opened: OpenedBatcher) -> None:
         del self.table[key]
         if opened.face is not None:
             opened.face.remove_entry(opened.entry)

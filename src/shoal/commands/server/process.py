@@ -23,7 +23,7 @@ from shoal.commands.support.output import CommandError, as_mistakes, say
 from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, NotAllowed, StateRefused
 from shoal.failures.hints import server_hint
-from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.server.listeners import (
     NO_SOCKETS,
@@ -362,7 +362,7 @@ class Signals:
         self.shutdown = anyio.Event()  # set when the process should shut down
         self.first: int | None = None  # the first signal
         self.graceful_s = 0.0  # for running requests, after the first signal; may be changed
-        self._soon = parking_of_this_loop().soon
+        self._soon = EventLoop.here().soon
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def listen(self) -> None:

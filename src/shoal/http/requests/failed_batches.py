@@ -15,7 +15,7 @@ from shoal.core.events import BatchObserver
 from shoal.core.request import State
 from shoal.failures.exceptions import users_part
 from shoal.http.requests.problem import marked_as_logged, problem_of
-from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.event_loop import EventLoop
 from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class FailedBatchLog(BatchObserver):
             return
         self._open[key] = failures
         if batch.is_continuous:
-            parking_of_this_loop().soon(self._log_open, key, batch)
+            EventLoop.here().soon(self._log_open, key, batch)
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         failures = self._open.pop((record.batcher, record.id), None) or _Failures()
