@@ -98,7 +98,8 @@ def run_as_guest(host: Callable[[], Awaitable[Any]], guest: Callable[[], Awaitab
     asyncio.run(both())
 
 
-def test_the_options_of_the_loop_in_which_a_call_is_awaited_apply() -> None:
+@pytest.mark.parametrize("has_own", [False, True])
+def test_the_options_of_the_loop_in_which_a_call_is_awaited_apply(has_own: bool) -> None:
     is_open, has_called = threading.Event(), threading.Event()
 
     @shoal.batch
@@ -116,7 +117,8 @@ def test_the_options_of_the_loop_in_which_a_call_is_awaited_apply() -> None:
         try:
             left.configure(request_timeout_s=60)
             async with shoal.open_batchers():
-                assert await left(1) is not None
+                call = left.options(priority=1) if has_own else left
+                assert await call(1) is not None
         finally:
             has_called.set()
 

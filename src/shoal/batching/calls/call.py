@@ -49,11 +49,47 @@ if TYPE_CHECKING:
     """Returns the event loops in which a batcher is open for the call."""
 
 P = ParamSpec("P")
+C = TypeVar("C")
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class UnaryCall(Generic[P, R]):
+class BatchedCall(Generic[P, R]):
+    """What all calls have: how they find the open batcher, and the options of the call."""
+
+    def __init__(
+        self,
+        find: Find,
+        loops: Loops,
+        call_options: CallOptions | None = None,
+        here: dict[int, Entry] | None = None,
+    ) -> None:
+        self._find = find
+        self._loops = loops
+        self._call_options = call_options
+        self._here = {} if here is None else here  # the entries found by their thread alone
+
+    def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
+        return self._find(), args
+
+    def _with(self, changes: CallKeywords) -> tuple[Find, Loops, CallOptions, dict[int, Entry]]:
+        """Returns the arguments for the same call with other options."""
+        call_options = (self._call_options or NO_CALL_OPTIONS).with_changes(changes)
+        return self._find, self._loops, call_options, self._here
+
+    def _loop_of_thread(self) -> LoopOfThread:
+        return LoopOfThread(_name(self), self._loops)
+
+
+def _async(cls: type[C]) -> type[C]:
+    """Makes `inspect.iscoroutinefunction` true for calls, where Python supports that."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(cls)
+    return cls
+
+
+@_async
+class UnaryCall(BatchedCall[P, R]):
     """A call that is batched with others and has one result: ``result = await call(item)``.
 
     Raises:
@@ -71,19 +107,6 @@ class UnaryCall(Generic[P, R]):
     Cancellation: a request that the handler does not have yet never reaches it; otherwise its
     result is dropped. Other calls of the batch are not affected. Checkpoint: always.
     """
-
-    def __init__(
-        self,
-        find: Find,
-        loops: Loops,
-        call_options: CallOptions | None = None,
-        here: dict[int, Entry] | None = None,
-    ) -> None:
-        self._find = find
-        self._loops = loops
-        self._call_options = call_options
-        self._here = {} if here is None else here  # the entries found by their thread alone
-        mark_as_async(self)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Makes one call, and returns its result."""
@@ -114,11 +137,12 @@ class UnaryCall(Generic[P, R]):
         result = await self._elsewhere(intake).call(item, None)
         return result
 
-    def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        return self._find(), args
-
     def _elsewhere(self, intake: Intake) -> Entry:
-        raise intake.elsewhere()
+        """Returns the entry in this event loop, since the intake is another loop's."""
+        entry = self._find()
+        if entry.intake is intake:
+            raise intake.elsewhere()
+        return entry
 
     @overload
     def map(
@@ -221,7 +245,7 @@ class UnaryCall(Generic[P, R]):
             NotOpen: As for `from_thread`.
             Exception: As for `map`.
         """
-        loop = LoopOfThread(_name(self), self._loops)
+        loop = self._loop_of_thread()
         return map_in_thread(self.map, columns, options, loop.run, loop.leave, _name(self))
 
     def options(self, **options: Unpack[CallKeywords]) -> UnaryCall[P, R]:
@@ -242,8 +266,7 @@ class UnaryCall(Generic[P, R]):
             TypeError: An option is unknown, or has the wrong type.
             ValueError: An option is out of its range.
         """
-        call_options = (self._call_options or NO_CALL_OPTIONS).with_changes(options)
-        return UnaryCall(self._find, self._loops, call_options, self._here)
+        return UnaryCall(*self._with(options))
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Makes one call from a thread, and blocks until it is answered.
@@ -259,10 +282,10 @@ class UnaryCall(Generic[P, R]):
                 choose one, take ``call = f.batcher.call`` there, and use ``call.from_thread``.
             Exception: As for a call in the event loop.
         """
-        return LoopOfThread(_name(self), self._loops).run(partial(self, *args, **kwargs))
+        return self._loop_of_thread().run(partial(self, *args, **kwargs))
 
 
-class StreamCall(Generic[P, R]):
+class StreamCall(BatchedCall[P, R]):
     """A call that is batched with others and answered with a stream.
 
     ``async with call(item) as stream: async for result in stream: ...``
@@ -270,18 +293,17 @@ class StreamCall(Generic[P, R]):
     All errors are raised when the stream is entered or read: see `ResultStream`.
     """
 
-    def __init__(self, find: Find, loops: Loops, call_options: CallOptions | None = None) -> None:
-        self._find = find
-        self._loops = loops
-        self._call_options = call_options
-
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
-        return ResultStream(partial(self._entered, args, kwargs))
+        return ResultStream(partial(self._make_request, args, kwargs))
 
-    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
-        entry = self._find()
-        return entry.enter_stream(entry.item(args, kwargs), self._call_options)
+    def _make_request(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Intake, Request]:
+        entry, rest = self._here.get(get_ident()), args
+        if entry is None or not entry.intake.parking.seems_here():
+            entry, rest = self._found_for(args)
+        return entry.enter_stream(entry.item(rest, kwargs), self._call_options)
 
     def options(self, **options: Unpack[CallKeywords]) -> StreamCall[P, R]:
         """Returns the same call with other options: ``call.options(timeout_s=5)(item)``.
@@ -293,8 +315,7 @@ class StreamCall(Generic[P, R]):
             TypeError: An option is unknown, or has the wrong type.
             ValueError: An option is out of its range.
         """
-        call_options = (self._call_options or NO_CALL_OPTIONS).with_changes(options)
-        return StreamCall(self._find, self._loops, call_options)
+        return StreamCall(*self._with(options))
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
         """Makes one call from a thread, in the event loop that `UnaryCall.from_thread` describes.
@@ -306,14 +327,8 @@ class StreamCall(Generic[P, R]):
         Raises:
             NotOpen: As for `UnaryCall.from_thread`.
         """
-        loop = LoopOfThread(_name(self), self._loops)
+        loop = self._loop_of_thread()
         return ThreadStream(partial(self, *args, **kwargs), loop.run, loop.leave)
-
-
-def mark_as_async(call: UnaryCall[Any, Any]) -> None:
-    """Makes `inspect.iscoroutinefunction` true for a call, where Python supports that."""
-    if sys.version_info >= (3, 12):
-        inspect.markcoroutinefunction(call)
 
 
 def refuse_batched(handler: Any) -> None:

@@ -9,7 +9,7 @@ from inspect import getattr_static
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
-from shoal.batching.calls.call import StreamCall, UnaryCall, mark_as_async
+from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.current import running_replica
 
 if TYPE_CHECKING:
@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.intake import Intake
     from shoal.batching.decorator.registry import Opening
     from shoal.core.events import Observers
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
-    from shoal.core.request import Request
     from shoal.loops.event_loop import EventLoop
 
 logger: Final = logging.getLogger("shoal")
@@ -43,8 +41,6 @@ class Decorated:
         update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
         self._bind(None, opening.entries)
         opening.face = self
-        if not opening.handler.streams:
-            mark_as_async(cast("UnaryCall[Any, Any]", self))
 
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
         self._receiver = receiver
@@ -180,9 +176,6 @@ class Decorated:
             return self._opening.found(args[0]).entry, args[1:]
         return self._find(), args
 
-    def _elsewhere(self, intake: Intake) -> Entry:
-        return self._find()
-
     def _has_receiver(self, args: tuple[Any, ...]) -> bool:
         opening = self._opening
         if not args or opening.is_static:
@@ -220,9 +213,3 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
 
     Raises: as `StreamCall`.
     """
-
-    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
-        entry, rest = self._here.get(get_ident()), args
-        if entry is None or not entry.intake.parking.seems_here():
-            entry, rest = self._found_for(args)
-        return entry.enter_stream(entry.item(rest, kwargs), None)
