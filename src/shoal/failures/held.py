@@ -7,6 +7,7 @@ not mistaken for an error of the code.
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.failures.exceptions import ends_the_program, is_of_a_signal, must_propagate, own_copy
@@ -55,10 +56,6 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _of_the_code(error: BaseException) -> Exception:
-    return own_copy(error, "the code")
-
-
 class holding:  # noqa: N801 - used as a function
     """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates."""
 
@@ -66,8 +63,8 @@ class holding:  # noqa: N801 - used as a function
 
     __slots__ = ("_convert",)
 
-    def __init__(self, convert: Callable[[BaseException], Exception] = _of_the_code) -> None:
-        self._convert = convert
+    def __init__(self, convert: Callable[[BaseException], Exception] | None = None) -> None:
+        self._convert = convert or partial(own_copy, name="the code")
 
     def __enter__(self) -> None:
         pass

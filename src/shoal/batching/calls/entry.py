@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import all_results, any_failed, clear_errors, outcome_of, parts_of
+from shoal.batching.calls.groups import all_results, any_failed, outcome_of, parts_of
 from shoal.batching.calls.intake import raise_error_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.separate import SeparateCalls
@@ -265,15 +265,9 @@ class Entry:
             raise
         await self._wait_for(requests)
         waiter: GroupWaiter = requests[0].waiter
-        if waiter.answered < len(requests):  # some may have failed
-            try:
-                if return_exceptions:
-                    return [r.value if r.error is None else r.error for r in requests]
-                for request in requests:
-                    if request.error is not None:
-                        raise request.error
-            finally:
-                clear_errors(requests)
+        if waiter.answered < len(requests) and any_failed(requests):
+            outcomes = [outcome_of([request], None) for request in requests]
+            return all_results(outcomes, return_exceptions=return_exceptions)
         return [request.value for request in requests]
 
     async def _map(

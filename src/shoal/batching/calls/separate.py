@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import GroupWaiter, clear_errors
+from shoal.batching.calls.groups import GroupWaiter, Outcome, all_results, clear_errors, outcome_of
 from shoal.core.request import UNDER_WAY, Request
 
 if TYPE_CHECKING:
@@ -68,13 +68,11 @@ class SeparateCalls:
             except BaseException:
                 self._drop(requests)
                 raise
-            for request in requests:
-                if request.error is not None and not return_exceptions:
-                    raise request.error
-            return [
-                one if isinstance(one, Exception) else one.value if one.error is None else one.error
+            outcomes: list[Outcome] = [
+                (None, one) if isinstance(one, Exception) else outcome_of([one], None)
                 for one in made
             ]
+            return all_results(outcomes, return_exceptions=return_exceptions)
         finally:
             made.clear()  # the traceback of an error holds this frame
             clear_errors(requests)

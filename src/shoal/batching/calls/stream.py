@@ -30,6 +30,7 @@ from typing import (
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.calls.intake import raise_error_of
 from shoal.core.request import State
 from shoal.errors import NotOpen
 
@@ -279,12 +280,7 @@ class ResultStream(Generic[R_co]):
         if request.options is not None:
             self._intake.former.overdue.forget(request)
         if request.error is not None:
-            try:
-                raise request.error
-            finally:
-                # A later read is at the end; and the error's traceback holds this frame, so the
-                # frame drops the error.
-                request.error = None
+            raise_error_of(request)  # a later read is at the end
         raise StopAsyncIteration
 
     def ready(self) -> list[R_co]:

@@ -21,7 +21,7 @@ import logging
 import os
 import weakref
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Fill
     from shoal.core.options.options import BatchOptions, OptionKeywords
     from shoal.errors import NotOpen
+    from shoal.loops.event_loop import Home
 
 logger: Final = logging.getLogger("shoal")
 
@@ -143,15 +144,16 @@ class Opening:
     def key(self, receiver: object) -> Key:
         return EventLoop.here(), None if receiver is None else id(receiver)
 
+    def _open_for(self, receiver: object) -> list[tuple[Home, Batcher[Any]]]:
+        """Returns the batchers that are open for a receiver, and their event loops."""
+        number = None if receiver is None else id(receiver)
+        there = [opened for key, opened in list(self.table.items()) if key[1] == number]
+        return [(opened.entry.intake.home, opened.batcher) for opened in there]
+
     def loops(self, receiver: object) -> list[EventLoop]:
         """Returns the event loops in which a batcher is open, else that of the context's block."""
-        number = None if receiver is None else id(receiver)
         process = os.getpid()  # a fork has a copy of the table, but no copies of other threads
-        found = [
-            loop
-            for (loop, there), opened in list(self.table.items())
-            if there == number and opened.entry.intake.home.process == process
-        ]
+        found = [home.loop for home, _ in self._open_for(receiver) if home.process == process]
         return found or loops_of_context()
 
     def in_thread(self, receiver: object) -> OpenedBatcher | None:
@@ -218,10 +220,8 @@ class Opening:
             opened.batcher.configure(**cast("OptionKeywords", changes))
         own.update(changes)
         if EventLoop.here().is_none:
-            number = None if receiver is None else id(receiver)
-            for (loop, key), there in list(self.table.items()):
-                if key == number:
-                    loop.soon(partial(_configure, there.batcher, changes))
+            for home, batcher in self._open_for(receiver):
+                home.loop.soon(_configure, batcher, changes)
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
         key = self.key(receiver)
@@ -326,12 +326,7 @@ class Opening:
                 self._add(key, unnamed)
 
     def not_open(self, receiver: object) -> NotOpen:
-        number = None if receiver is None else id(receiver)
-        homes = [
-            opened.entry.intake.home
-            for (_, key), opened in list(self.table.items())
-            if key == number
-        ]
+        homes = [home for home, _ in self._open_for(receiver)]
         name = self.handler.name.rsplit(".", 1)[-1]
         written = name if receiver is None else f"instance.{name}"
         return not_open_here(self.handler.name, homes, written)
