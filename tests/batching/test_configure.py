@@ -139,8 +139,8 @@ async def test_a_batch_that_gathers_keeps_its_size_and_its_wait() -> None:
         await line_up(tasks, call(0), call(1))
         await anyio.sleep(5)
         batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
-        assert batcher.get_max_batch_size() == 1
-        assert batcher.get_batch_wait_timeout_s() == 0
+        assert batcher.options.max_batch_size == 1
+        assert batcher.options.batch_wait_timeout_s == 0
         await anyio.sleep(5)
         assert handler.batches == []
         await launch(tasks, call(2))

@@ -391,7 +391,7 @@ def test_a_batcher_that_was_closed_says_so_in_every_loop(backend: str) -> None:
         with pytest.raises(shoal.errors.BatcherClosed):
             await batcher.call.map([1])
         batcher.configure(max_batch_size=7)
-        assert batcher.get_max_batch_size() == 7
+        assert batcher.options.max_batch_size == 7
 
     anyio.run(opens, backend=backend)
     for other in ("asyncio", "trio"):

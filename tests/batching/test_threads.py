@@ -204,8 +204,7 @@ def test_a_blocking_call_has_the_face_of_the_async_one(backend: str) -> None:
             call.map([0], [1])
         (error,) = call.map([0], [1], return_exceptions=True)
         assert isinstance(error, ZeroDivisionError)
-        call.set_max_batch_size(1)
-        call.set_batch_wait_timeout_s(0)
+        call.configure(max_batch_size=1, batch_wait_timeout_s=0)
         call.configure(max_queued_requests=9)
         call.flush()
         assert call.map(iter([1, 2]), iter([1, 2])) == [1, 1]

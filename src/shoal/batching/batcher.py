@@ -341,14 +341,6 @@ class Batcher(Generic[C_co]):
         self._options = options
         self._log_oddity()
 
-    def get_max_batch_size(self) -> int:
-        """Returns the current ``max_batch_size``."""
-        return self._options.max_batch_size
-
-    def get_batch_wait_timeout_s(self) -> float | None:
-        """Returns the current ``batch_wait_timeout_s``, in seconds."""
-        return self._options.batch_wait_timeout_s
-
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Changes ``max_batch_size``; Ray Serve's name for it."""
         self.configure(max_batch_size=max_batch_size)

@@ -110,14 +110,6 @@ class BlockingFace:
         """
         self._run.sync(partial(self._batcher.configure, **changes))
 
-    def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Changes ``max_batch_size``; Ray Serve's name for it."""
-        self.configure(max_batch_size=max_batch_size)
-
-    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float | None) -> None:
-        """Changes ``batch_wait_timeout_s``, in seconds; Ray Serve's name for it."""
-        self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
-
     def flush(self) -> None:
         """Dispatches the queued requests without waiting for more."""
         self._run.sync(self._batcher.flush)
