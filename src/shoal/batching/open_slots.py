@@ -31,7 +31,6 @@ class OpenSlots(Slots[OpenRun]):
     def _prepare(self) -> None:
         self._joinings = self.run.joinings
         self._occupancy = self.run.counters.occupancy = Occupancy(self.batches)
-        self._batches_are_endless = self.run.handler.fill == "continuous"
         self.former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
@@ -98,7 +97,7 @@ class OpenSlots(Slots[OpenRun]):
             requests, because = take_within(self, room)
             if requests:
                 batch = self._begun(requests, DispatchReason.OPEN, free_at)
-                kind = ContinuousJoining if self._batches_are_endless else OpenJoining
+                kind = ContinuousJoining if batch.is_continuous else OpenJoining
                 return kind(batch, self, self._occupancy, because)
             if former.closed and not former.live:
                 break
@@ -122,7 +121,7 @@ class OpenSlots(Slots[OpenRun]):
             joining.leave_queue()
             del self._joinings[batch]
             self.counters.batches[batch.reason] += 1
-            if not self._batches_are_endless:
+            if not batch.is_continuous:
                 self.counters.batch_size.gather((batch.size,))
             self._occupancy.note(self.parking.now())
             self.capacity_changed()

@@ -65,7 +65,7 @@ class Entry:
         if options.dedupe is False and options.cache is None:
             self._sharing = None
         else:
-            self._sharing = self._sharing or Sharing(self.intake, self._counters)
+            self._sharing = self._sharing or Sharing(self.intake)
             self._sharing.configure(options)
         self.needs_options = (
             self.options_factory.of_each

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from shoal.batching.calls.intake import Intake
-    from shoal.core.counters import Counters
     from shoal.core.request import Request
     from shoal.loops.parking import Parking
 
@@ -30,7 +29,7 @@ _WAITING: Final = (State.PARKED, State.QUEUED)
 class Flight(RequestBatch):
     """Calls that wait for one request; also the batch of their own requests."""
 
-    __slots__ = ("_counters", "_intake", "_keep", "_table", "buffer", "key", "leader", "members")
+    __slots__ = ("_intake", "_keep", "_table", "buffer", "key", "leader", "members")
 
     # The request in the engine; this object is its waiter.
     leader: Request
@@ -40,14 +39,12 @@ class Flight(RequestBatch):
         key: Hashable,
         table: dict[Hashable, Flight],
         intake: Intake,
-        counters: Counters,
         keep: Callable[[Hashable, Any], object],
     ) -> None:
         # Equal for calls that share the request. Later calls find it in the table by its key.
         self.key = key
         self._table = table
         self._intake = intake
-        self._counters = counters
         # Keeps the result for later calls.
         self._keep = keep
         # The calls' requests that have not ended, in order.
@@ -77,15 +74,14 @@ class Flight(RequestBatch):
         if not self.active:
             self.close()
             self._intake.abandon(self.leader)
-            self._counters.cancelled -= 1  # the call was counted
+            self._intake.counters.cancelled -= 1  # the call was counted
             self._drop_references()
 
     def fail(self, request: Request, error: Exception) -> None:
         """Fails one call; the others go on."""
-        request.state, request.error, request.batch = State.FAILED, error, None
-        self._counters.failed += 1
+        request.batch = None
         self.active -= 1
-        request.waiter.wake()
+        self._intake.fail_one(request, error)
         self.left(request)
 
     def _drop_references(self) -> None:
@@ -102,7 +98,7 @@ class Flight(RequestBatch):
         """Ends all calls, since the leader has ended."""
         # A flight that no call could join may be of another version of the code.
         is_current = self.close()
-        leader, counters = self.leader, self._counters
+        leader, counters = self.leader, self._intake.counters
         error, leader.error = leader.error, None
         requests = list(self.members)
         self.members.clear()

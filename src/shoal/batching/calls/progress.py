@@ -28,19 +28,15 @@ def checked_progress(value: Any) -> Progress:
     return progress
 
 
-def reporter(progress: Progress, total: int | None, name: str) -> Callable[[int, bool], None]:
+def reporter(progress: Progress, total: int | None, name: str) -> Callable[[int, bool], object]:
     """Returns the function to call with the number of items done, and whether it is the last."""
     if progress is False:
         return lambda _, __: None
     if progress is not True:
-        return lambda done, _: void(progress(done, total))
+        return lambda done, _: progress(done, total)
     if sys.stderr.isatty() and is_installed("tqdm"):
         return _bar(total, name)
-    return _Lines(total, name)
-
-
-def void(_: object) -> None:
-    return
+    return _lines(total, name)
 
 
 def _bar(total: int | None, name: str) -> Callable[[int, bool], None]:
@@ -55,20 +51,17 @@ def _bar(total: int | None, name: str) -> Callable[[int, bool], None]:
     return report
 
 
-class _Lines:
-    def __init__(self, total: int | None, name: str) -> None:
-        self._total = total
-        self._name = name
-        self._began_at = self._next_at = time.monotonic()
-        self._next_at += _BETWEEN_LINES_S
+def _lines(total: int | None, name: str) -> Callable[[int, bool], None]:
+    began_at = shown_at = time.monotonic()
 
-    def __call__(self, done: int, is_last: bool) -> None:
+    def report(done: int, is_last: bool) -> None:
+        nonlocal shown_at
         now = time.monotonic()
-        if now < self._next_at and not is_last:
-            return
-        self._next_at = now + _BETWEEN_LINES_S
-        line = progress_line(self._name, done, self._total, now - self._began_at)
-        sys.stderr.write(f"{line}\n")
+        if is_last or now >= shown_at + _BETWEEN_LINES_S:
+            shown_at = now
+            sys.stderr.write(f"{progress_line(name, done, total, now - began_at)}\n")
+
+    return report
 
 
 def progress_line(name: str, done: int, total: int | None, took_s: float) -> str:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, MutableMapping
 
     from shoal.batching.calls.intake import Intake
-    from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache
     from shoal.core.request import RequestOptions
@@ -85,9 +84,9 @@ _NO_BUFFER: Final = object()
 
 
 class Sharing:
-    def __init__(self, intake: Intake, counters: Counters) -> None:
+    def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._counters = counters
+        self._counters = intake.counters
         self._flights: dict[Hashable, Flight] = {}
         self._key_of: Callable[[Any], Hashable] | None = None
         self._has_models = False
@@ -163,7 +162,7 @@ class Sharing:
     ) -> Flight:
         """Makes the leader of a flight; it has no deadline, since each call has its own."""
         intake = self._intake
-        flight = Flight(key, self._flights, intake, self._counters, self._keep)
+        flight = Flight(key, self._flights, intake, self._keep)
         waiter: Any = flight
         if streams:
             capacity = intake.former.options.stream_buffer

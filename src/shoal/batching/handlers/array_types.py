@@ -257,18 +257,17 @@ def _of_elements(checks: list[Check | None], value: Any) -> Any:
 
 def _by_first(checks: Sequence[Check], value: Any) -> Any:
     """Converts a value by the first check that takes it; raises the error of the first of all."""
-    failures: list[ValueError] = []
+    first: ValueError | None = None
     for check in checks:
         try:
             return check(value)
         except ValueError as error:
-            failures.append(error)
-    first = failures[0]
-    failures.clear()  # this frame is in the tracebacks of all
+            first = first or error
+    assert first is not None
     try:
         raise first
     finally:
-        del first
+        del first  # its traceback holds this frame
 
 
 def is_number(dtype: Any) -> bool:

@@ -109,8 +109,6 @@ class Slots(ABC, Generic[RunT]):
     # queue, or waits for it, or has been created or woken and has not run yet.
 
     _batches_are_open: ClassVar = False
-    # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
-    _batches_are_endless = False
 
     def __init__(
         self,
@@ -298,7 +296,7 @@ class Slots(ABC, Generic[RunT]):
         started = self.batches.pop(batch)
         now = self.parking.now()
         run_s = now - started
-        if not self._batches_are_endless:
+        if not batch.is_continuous:
             self.counters.run_s.gather((run_s,))
         interrupted = scope.cancel_called
         failure = batch.failure
@@ -403,7 +401,7 @@ class Slots(ABC, Generic[RunT]):
         )
         batch.free_at = free_at
         self.counters.wait_s.gather(waits)
-        batch.is_continuous = self._batches_are_endless
+        batch.is_continuous = self.run.handler.fill == "continuous"
         if self.counters.observers.all:
             name = self.intake.name
             self.counters.observers.notify(lambda each: each.batch_began(name, batch, now))
