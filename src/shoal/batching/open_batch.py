@@ -14,11 +14,11 @@ import anyio.lowlevel
 from shoal.batching.calls.stream import Mark
 from shoal.batching.running.run import RUNNING, Run
 from shoal.batching.stream_buffer import is_full, wait_for_readers, wait_for_room
-from shoal.core.request import State
 from shoal.errors import Unfinished
 from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
+    from shoal.core.request import State
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from shoal.batching.joining import Joining
@@ -394,13 +394,8 @@ class OpenRun(Run):
     def finish(self, request: Request, value: Any) -> None:
         if request.state is not RUNNING:
             return
-        if self.handler.streams:
-            self._finish_all([request])
-            return
         request.value = value
-        self._end(request, State.FINISHED)
-        self.counters.finished += 1
-        self.parking.wake_all((request,))
+        self._finish_all([request])
 
     def fail(self, request: Request, error: BaseException) -> None:
         if request.state is RUNNING:

@@ -96,9 +96,8 @@ def _frames_of(error: BaseException) -> Iterator[FrameType]:
     while traceback is not None:
         yield traceback.tb_frame
         traceback = traceback.tb_next
-    if isinstance(error, BaseExceptionGroup):
-        for one in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _frames_of(one)
+    for one in _members(error):
+        yield from _frames_of(one)
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -128,10 +127,7 @@ def must_propagate(error: BaseException, parking: Parking) -> bool:
 def _holds(
     error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]
 ) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return group.subgroup(kinds) is not None
-    return isinstance(error, kinds)
+    return isinstance(error, kinds) or any(_holds(one, kinds) for one in _members(error))
 
 
 def _copied(error: Exception) -> Exception:

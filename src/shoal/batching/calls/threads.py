@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
-from shoal.batching.current import calls_from_thread
+from shoal.batching.current import calls_from_thread, setting
 from shoal.errors import BatcherClosed, NotOpen
 from shoal.loops.event_loop import EventLoop, loop_ended
 
@@ -57,17 +57,13 @@ class LoopOfThread:
 
         import anyio.from_thread
 
-        token = calls_from_thread.set(True)
-        try:
+        with setting(calls_from_thread, True):
             if self._loop is None:
                 return anyio.from_thread.run(function)
-            return self._loop.run(call)
-        except loop_ended() as error:
-            if self._loop is None:
-                raise
-            raise BatcherClosed("the event loop that would have answered has ended") from error
-        finally:
-            calls_from_thread.reset(token)
+            try:
+                return self._loop.run(call)
+            except loop_ended() as error:
+                raise BatcherClosed("the event loop that would have answered has ended") from error
 
     def leave(self, stream: ResultStream[Any] | MapCall[Any]) -> None:
         """Leaves a stream; does nothing if the event loop has ended."""

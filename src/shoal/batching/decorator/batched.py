@@ -6,7 +6,6 @@ import logging
 import math
 from functools import update_wrapper
 from inspect import getattr_static
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
@@ -139,13 +138,13 @@ class Decorated:
         # That batcher has the same handler, and its owner keeps it open.
         return self._opening.lent(self._receiver, self, batcher)
 
-    def set_entry(self, entry: Entry) -> None:
-        self._here[get_ident()] = entry
-
-    def remove_entry(self, entry: Entry) -> None:
-        for thread, there in tuple(self._here.items()):
-            if there is entry:
-                del self._here[thread]
+    def note_entry(self, entry: Entry, *, finds: bool) -> None:
+        """Records whether the thread of an entry alone determines the batcher of a call there."""
+        thread = entry.intake.home.thread
+        if finds:
+            self._here[thread] = entry
+        elif self._here.get(thread) is entry:
+            self._here.pop(thread, None)
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
         return self._opening.parts(self._receiver)

@@ -274,7 +274,7 @@ class Opening:
     def _remove(self, key: Key, opened: OpenedBatcher) -> None:
         del self.table[key]
         if opened.face is not None:
-            opened.face.remove_entry(opened.entry)
+            opened.face.note_entry(opened.entry, finds=False)
         place = (opened.entry.intake.home.thread, key[1])
         there = self._in_thread[place]
         there.remove(opened)
@@ -287,12 +287,8 @@ class Opening:
         """Sets the entries for calls of a thread if the thread alone determines the batcher."""
         there = self._in_thread[place]
         for opened in there:
-            if opened.face is None:
-                continue
-            if len(there) == 1:
-                opened.face.set_entry(opened.entry)
-            else:
-                opened.face.remove_entry(opened.entry)
+            if opened.face is not None:
+                opened.face.note_entry(opened.entry, finds=len(there) == 1)
 
     @contextmanager
     def _taking(self, receiver: object) -> Generator[None]:
