@@ -290,9 +290,9 @@ class Batcher(Generic[C_co]):
 
     def loops(self) -> list[EventLoop]:
         """Returns the event loop in which the batcher is open; an empty list if it is not."""
-        if self._session is None or not self.is_alive or self._session.process != os.getpid():
+        if self._session is None or not self.is_alive or self._session.home.process != os.getpid():
             return []
-        return [self._session.loop]
+        return [self._session.home.loop]
 
     def flush(self) -> None:
         """Dispatches the queued requests as soon as a slot is free, without waiting for more.
@@ -301,7 +301,7 @@ class Batcher(Generic[C_co]):
             NotOpen: The batcher is open in another event loop.
         """
         if (session := self._own_session()) is not None:
-            session.flush()
+            session.slots.flush()
 
     def drain(self) -> None:
         """Stops waiting for batches to fill, for good: a free slot takes what is queued.
@@ -400,8 +400,9 @@ class Batcher(Generic[C_co]):
 
     def stacks(self) -> list[str]:
         """Returns the stack of each slot's task as text, to find out where one hangs."""
-        coroutines = [] if self._session is None else self._session.slots.coroutines
-        return [stack_of(coroutine) for coroutine in coroutines]
+        if self._session is None:
+            return []
+        return [stack_of(coroutine) for coroutine in self._session.slots.coroutines.values()]
 
     def statistics(self) -> BatcherStatistics:
         """Returns the current state of the batcher and its counts."""

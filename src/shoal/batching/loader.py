@@ -163,12 +163,10 @@ class Loader(Generic[T, R]):
             for key in items:
                 if self._known.get(key) is running:  # it was not cleared
                     del self._known[key]
-                    self._remember(key, running.outcomes)
+                    outcome = running.outcomes.get(key, _UNKNOWN)
+                    if outcome is not _UNKNOWN and not isinstance(outcome, Exception):
+                        self._known[key] = outcome
         return running.outcomes
-
-    def _remember(self, key: Hashable, outcomes: dict[Hashable, Any]) -> None:
-        if key in outcomes and not isinstance(outcomes[key], Exception):
-            self._known[key] = outcomes[key]
 
     def _key(self, item: T) -> Hashable:
         # 1, 1.0 and True are equal, but not the same item.

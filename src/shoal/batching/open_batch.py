@@ -18,11 +18,10 @@ from shoal.errors import Unfinished
 from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
-    from shoal.core.request import State
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from shoal.batching.joining import Joining
-    from shoal.core.request import Batch, DispatchReason, Draining, Request
+    from shoal.core.request import Batch, DispatchReason, Draining, Request, State
     from shoal.loops.parking import Scope
 
 T = TypeVar("T")

@@ -95,11 +95,10 @@ class Session:
             is_blocked_by=lambda batch: self.slots.is_blocked_by(batch),
             adopt=self._adopt,
         )
-        self.loop = self._intake.home.loop
-        self.process = self._intake.home.process
+        self.home = self._intake.home
         # The thread of its event loop. Whether a caller in this thread is also in this loop is
         # checked where the call is awaited.
-        self.thread = self._intake.home.thread
+        self.thread = self.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
         self.slots = self._new_slots()
         self._stopping = anyio.Event()
@@ -193,9 +192,6 @@ class Session:
     def check_loop(self) -> None:
         self._intake.check_loop()
 
-    def flush(self) -> None:
-        self.slots.flush()
-
     def drain(self) -> None:
         """Stops waiting for batches to fill; drops the queue if the options say so."""
         if self._options.drop_queued_on_shutdown:
@@ -234,6 +230,7 @@ class Session:
                 ending = error
             failure = error if isinstance(error, Exception) else own_copy(error)
             self._intake.fail_one(request, failure)
+        self._intake.options_factory = options_factory
         self.entry.configure(options)
         self.slots.configure(options)
         try:

@@ -60,7 +60,6 @@ class Entry:
 
     def configure(self, options: BatchOptions) -> None:
         self.options = options
-        self.intake.configure(options)
         self.options_factory = self.intake.options_factory
         if options.dedupe is False and options.cache is None:
             self._sharing = None
@@ -68,8 +67,7 @@ class Entry:
             self._sharing = self._sharing or Sharing(self.intake)
             self._sharing.configure(options)
         self.needs_options = (
-            self.options_factory.of_each
-            or options.request_timeout_s is not None
+            options.request_timeout_s is not None
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
             or self._sharing is not None

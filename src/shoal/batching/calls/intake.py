@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from shoal.core.events import Unserved
     from shoal.core.forming.admission import Admission
     from shoal.core.forming.former import Former
-    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Batch, RequestOptions
     from shoal.loops.parking import Parking
 
@@ -60,7 +59,7 @@ class Intake:
     ) -> None:
         self.name = name
         self.former = former
-        self.configure(former.options)
+        self.options_factory = RequestOptionsFactory(name, former.options)
         # A cancel scope around the wait of each caller costs as much as the rest of a call, and the
         # reader of a stream may be anywhere when the stream's time is up.
         self.timers = LoopTimers(parking, former.overdue.timers, self._time_is_up)
@@ -79,9 +78,6 @@ class Intake:
         self.park = parking.park
         # Whether requests in the handler may be queued again; False once the queue was dropped.
         self.takes_back = True
-
-    def configure(self, options: BatchOptions) -> None:
-        self.options_factory = RequestOptionsFactory(self.name, options)
 
     def adopt(self) -> None:
         """Applies pending options, if no batch is filling."""

@@ -136,9 +136,9 @@ class Slots(ABC, Generic[RunT]):
         self._last_id = 0
         # Set when the batcher drains or begins to close; handlers can check it.
         self.draining = anyio.Event()
-        self.coroutines: list[object] = []
-        # One scope per slot; cancelling them does not cancel the task that waits for the slots.
-        self._slot_scopes: set[Any] = set()
+        # Of the slots' tasks, by their scopes. Cancelling these does not cancel the task that waits
+        # for the slots.
+        self.coroutines: dict[Any, object] = {}
         self._are_cancelled = False
         # Set when the last slot has ended.
         self.ended = anyio.Event()
@@ -160,7 +160,7 @@ class Slots(ABC, Generic[RunT]):
         self._are_cancelled = True
         for batch in self.batches:
             batch.set_overdue()
-        for scope in tuple(self._slot_scopes):
+        for scope in tuple(self.coroutines):
             scope.cancel()
 
     def flush(self) -> None:
@@ -216,7 +216,7 @@ class Slots(ABC, Generic[RunT]):
             return False
         if calls_from_thread.get():
             return self.run.handler.threaded and self.is_running(batch)
-        return self.parking.is_waited_for_by(self.coroutines)
+        return self.parking.is_waited_for_by(self.coroutines.values())
 
     def is_running(self, batch: Batch) -> bool:
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
@@ -226,13 +226,11 @@ class Slots(ABC, Generic[RunT]):
             yield from [request for request in batch.members if request.state is RUNNING]
 
     async def _slot(self) -> None:
-        coroutine = anyio.get_current_task().coro
-        self.coroutines.append(coroutine)
         begun = self._last_id
         # What was raised inside of a slot's scope; another error may leave it (`_is_unusable`).
         failure: BaseException | None = None
         slot_scope = self.parking.new_scope()
-        self._slot_scopes.add(slot_scope)
+        self.coroutines[slot_scope] = anyio.get_current_task().coro
         try:
             # A scope can be cancelled only once. Entering one per batch would cost more than the
             # rest of the slot's work, so it is replaced only after a handler was interrupted.
@@ -256,8 +254,7 @@ class Slots(ABC, Generic[RunT]):
             self._start_slot()
         finally:
             del failure  # its traceback holds this frame
-            self._slot_scopes.discard(slot_scope)
-            self.coroutines.remove(coroutine)
+            del self.coroutines[slot_scope]
             self._count -= 1
             if self._count == 0:
                 self.ended.set()
