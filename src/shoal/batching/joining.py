@@ -70,7 +70,6 @@ class Joining(ABC):
         self.bell = self._slots.bell
         self.joined: list[Request] = list(batch.members)
         self._takes_no_more = False
-        self._has_turn = True
         # The total cost of the requests that use room in the batch.
         self._cost = cost_of(batch.members)
         self.outcomes: Counter[State] = Counter()
@@ -140,13 +139,6 @@ class Joining(ABC):
         self._takes_no_more = True
         self._slots.capacity_changed()
 
-    def leave_queue(self) -> None:
-        """Passes the turn at the queue to the next slot, if the batch has it."""
-        if self._has_turn:
-            self._has_turn = False
-            self._slots.pass_turn()
-            self._slots.intake.adopt()
-
     def _take(self) -> list[Request]:
         batch, slots = self.batch, self._slots
         taken, because = take_within(slots, self.room)
@@ -185,7 +177,7 @@ class OpenJoining(Joining):
         return self.is_closed and self.batch.active == 0
 
     async def feed(self) -> None:
-        """Adds requests to the batch until it is closed; needs the turn at the queue."""
+        """Adds requests to the batch until it is closed, and passes on the turn at the queue."""
         try:
             while not self.is_closed:
                 for request in self._take():
@@ -198,7 +190,8 @@ class OpenJoining(Joining):
         finally:
             # The batch is complete, its handler has ended or takes no more, or its time is up.
             self.end()
-            self.leave_queue()
+            self._slots.pass_turn()
+            self._slots.intake.adopt()
         self._slots.capacity_changed()
         if self.outcomes[State.CANCELLED] and self.batch.on_left is not None:
             self.batch.on_left(None)  # callers left while others could still have joined

@@ -70,7 +70,7 @@ class OpenSlots(Slots[OpenRun]):
             try:
                 joining = await self._first_batch()
             finally:
-                if joining is None:
+                if not isinstance(joining, OpenJoining):  # which has the turn until it is closed
                     self.pass_turn()
                     self.intake.adopt()
             if joining is None:
@@ -114,11 +114,9 @@ class OpenSlots(Slots[OpenRun]):
             if isinstance(joining, OpenJoining):
                 await self._run_and_feed(joining, scope)
             else:
-                joining.leave_queue()
                 await self._run(batch, scope)
         finally:
             joining.end()
-            joining.leave_queue()
             del self._joinings[batch]
             self.counters.batches[batch.reason] += 1
             if not batch.is_continuous:
