@@ -15,7 +15,6 @@ the batch looks at the queue only after the callers that were just answered have
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,7 +56,7 @@ def take_within(slots: Slots[Any], room: Amount) -> tuple[list[Request], Dispatc
 
 
 @dataclass(eq=False)
-class Joining(ABC):
+class Joining:
     batch: Batch
     _slots: Slots[Any]
     _occupancy: Occupancy
@@ -81,20 +80,13 @@ class Joining(ABC):
         return self._takes_no_more
 
     @property
-    @abstractmethod
-    def requests_inside(self) -> int:
-        """How many requests use room in the batch."""
-
-    @property
     def room(self) -> Amount:
         if self.is_closed:
             return NOTHING
-        return self._slots.former.limit.minus(self.requests_inside, self._cost)
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the batch has no callers and will get none."""
-        return False
+        batch = self.batch
+        # Those that have ended use room as well, unless others may take their places.
+        inside = batch.active if batch.is_continuous else batch.size
+        return self._slots.former.limit.minus(inside, self._cost)
 
     def pull(self) -> None:
         """Adds requests that join when the handler asks, and drops those that have ended."""
@@ -168,14 +160,6 @@ class OpenJoining(Joining):
         self._first_at = self.batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in self.batch.members)
 
-    @property
-    def requests_inside(self) -> int:
-        return self.batch.size
-
-    @property
-    def is_abandoned(self) -> bool:
-        return self.is_closed and self.batch.active == 0
-
     async def feed(self) -> None:
         """Adds requests to the batch until it is closed, and passes on the turn at the queue."""
         try:
@@ -225,12 +209,6 @@ class ContinuousJoining(Joining):
     @property
     def is_closed(self) -> bool:
         return self._takes_no_more or self._slots.gets_no_more(self.batch)
-
-    @property
-    def requests_inside(self) -> int:
-        return self.batch.active
-
-    # It is never abandoned: others may join, and restarting the handler is expensive.
 
     def ended(self, request: Request) -> None:
         self._ended += 1

@@ -404,7 +404,9 @@ class OpenRun(Run):
         joining = self.joinings[batch]
         if request is not None:
             joining.ended(request)
-        if joining.is_abandoned and self.options.cancel_abandoned:
+        # A continuous batch goes on: others may join, and restarting the handler is expensive.
+        is_abandoned = joining.is_closed and not (batch.is_continuous or batch.active)
+        if is_abandoned and self.options.cancel_abandoned:
             scope.cancel()
 
     def _end(self, request: Request, state: State) -> None:
