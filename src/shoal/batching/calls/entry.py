@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from shoal.batching.calls.groups import all_results, any_failed, outcome_of, parts_of
 from shoal.batching.calls.intake import raise_error_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
-from shoal.batching.calls.separate import SeparateCalls
+from shoal.batching.calls.separate import call_apart
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.window import MapPlan
@@ -185,10 +185,9 @@ class Entry:
         self.intake.adopt()
         if call_options is None and not self.needs_options:
             return await self._map_alike(items, return_exceptions=return_exceptions)
-        sharing = self._shared_for(call_options)
-        if sharing is not None:
-            options_of = partial(self.options_of, call_options=call_options)
-            return await sharing.map(items, options_of, return_exceptions=return_exceptions)
+        if self._shared_for(call_options) is not None:
+            same = repeat(call_options)
+            return await self._call_apart(items, same, return_exceptions=return_exceptions)
         given = repeat(call_options or NO_CALL_OPTIONS)
         return await self._map(items, given, return_exceptions=return_exceptions)
 
@@ -203,12 +202,24 @@ class Entry:
         if self._divides:
             given = [one or NO_CALL_OPTIONS for one in call_options]
             return await self._map(items, given, return_exceptions=True)
-        rest = iter(call_options)
+        return await self._call_apart(items, call_options, begun, return_exceptions=True)
+
+    async def _call_apart(
+        self,
+        items: list[Any],
+        call_options: Iterable[CallOptions | None],
+        begun: Callable[[Callable[[int], None]], object] = lambda _: None,
+        *,
+        return_exceptions: bool,
+    ) -> list[Any]:
         opener = self._sharing or self.intake
-        calls = SeparateCalls(self.intake, opener.enter)
-        for item in items:
-            calls.enter(item, lambda item: self.options_of(item, next(rest)))
-        return await calls.outcomes(begun)
+
+        def make(item: Any, given: CallOptions | None, waiter: GroupWaiter) -> Request:
+            return opener.enter(item, self.options_of(item, given), waiter)
+
+        pairs = zip(items, call_options, strict=False)
+        makers = [partial(make, item, given) for item, given in pairs]
+        return await call_apart(self.intake, makers, begun, return_exceptions=return_exceptions)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
         return ResultStream(partial(self.enter_stream, item, call_options))

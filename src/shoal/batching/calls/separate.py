@@ -11,74 +11,66 @@ from shoal.batching.calls.groups import GroupWaiter, Outcome, all_results, clear
 from shoal.core.request import UNDER_WAY, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from shoal.batching.calls.intake import Intake
-    from shoal.core.request import RequestOptions
 
 
-class SeparateCalls:
-    # `enter` adds the request of one call, like `Intake.enter`.
-
-    def __init__(self, intake: Intake, enter: Callable[..., Request]) -> None:
-        intake.check_loop()
-        self._intake = intake
-        self._enter = enter
-        # Counted in `outcomes`; the caller does not wait before.
-        self._waiter = GroupWaiter(intake.parking, sys.maxsize)
-        # A call that can't be made has its error here.
-        self._made: list[Request | Exception] = []
-
-    def enter(self, item: Any, options_of: Callable[[Any], RequestOptions | None]) -> bool:
+async def call_apart(
+    intake: Intake,
+    makers: Iterable[Callable[[GroupWaiter], Request]],
+    begun: Callable[[Callable[[int], None]], object],
+    *,
+    return_exceptions: bool,
+) -> list[Any]:
+    """Makes calls and waits for all; raises the first error, or returns it in its place."""
+    # Each maker makes the request of one call. `begun` is called once the calls are made, with the
+    # function that ends one.
+    intake.check_loop()
+    # Its requests are counted below; the caller does not wait before.
+    waiter = GroupWaiter(intake.parking, sys.maxsize)
+    # A call that can't be made has its error here.
+    made: list[Request | Exception] = []
+    for make in makers:
         try:
-            self._made.append(self._enter(item, options_of(item), self._waiter))
+            made.append(make(waiter))
         except Exception as error:
-            self._made.append(error)
-            return False
-        return True
+            made.append(error)
+            if not return_exceptions:
+                break
 
-    def leave(self, place: int) -> None:
+    requests = [one for one in made if isinstance(one, Request)]
+
+    def drop_all() -> None:
+        for request in requests:
+            intake.abandon(request)
+
+    def leave(place: int) -> None:
         """Ends the call at a place, which gets None as its result."""
-        request = self._made[place]
+        request = made[place]
         if isinstance(request, Request) and request.state in UNDER_WAY:
-            self._intake.abandon(request)
+            intake.abandon(request)
             request.value = None
-            self._waiter.wake()
+            waiter.wake()
 
-    async def outcomes(
-        self,
-        begun: Callable[[Callable[[int], None]], object] | None = None,
-        *,
-        return_exceptions: bool = True,
-    ) -> list[Any]:
-        """Waits for all calls; raises the first error, or returns it in its place."""
-        # `begun` is called once the calls are made, with the function that ends one: `leave`.
-        made = self._made
-        requests = [one for one in made if isinstance(one, Request)]
+    try:
         try:
             if not return_exceptions and len(requests) < len(made):
-                self._drop(requests)
+                drop_all()  # before others run
                 await checkpoint()
                 raise next(one for one in made if isinstance(one, Exception))
-            try:
-                if begun is not None:
-                    begun(self.leave)
-                self._waiter.left = sum([request.state in UNDER_WAY for request in requests])
-                await (self._waiter if self._waiter.left else checkpoint())
-            except BaseException:
-                self._drop(requests)
-                raise
-            outcomes: list[Outcome] = [
-                (None, one) if isinstance(one, Exception) else outcome_of([one], None)
-                for one in made
-            ]
-            return all_results(outcomes, return_exceptions=return_exceptions)
-        finally:
-            made.clear()  # the traceback of an error holds this frame
-            clear_errors(requests)
-            for request in requests:
-                self._intake.former.overdue.forget(request)
-
-    def _drop(self, requests: Sequence[Request]) -> None:
+            begun(leave)
+            waiter.left = sum([request.state in UNDER_WAY for request in requests])
+            await (waiter if waiter.left else checkpoint())
+        except BaseException:
+            drop_all()
+            raise
+        outcomes: list[Outcome] = [
+            (None, one) if isinstance(one, Exception) else outcome_of([one], None) for one in made
+        ]
+        return all_results(outcomes, return_exceptions=return_exceptions)
+    finally:
+        made.clear()  # the traceback of an error holds this frame
+        clear_errors(requests)
         for request in requests:
-            self._intake.abandon(request)
+            intake.former.overdue.forget(request)

@@ -28,7 +28,6 @@ from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
-from shoal.batching.calls.separate import SeparateCalls
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
 from shoal.failures.held import held
@@ -105,19 +104,6 @@ class Sharing:
     def clear(self) -> None:
         self._results.clear()
         self._flights.clear()
-
-    async def map(
-        self,
-        items: list[Any],
-        options_of: Callable[[Any], RequestOptions | None],
-        *,
-        return_exceptions: bool,
-    ) -> list[Any]:
-        calls = SeparateCalls(self._intake, self.enter)
-        for item in items:
-            if not calls.enter(item, options_of) and not return_exceptions:
-                break
-        return await calls.outcomes(return_exceptions=return_exceptions)
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes the request of one call, like `Intake.enter`; it may have ended already."""
