@@ -44,7 +44,7 @@ class KeptBlock(Generic[T]):
 
     def __init__(self, opened: AbstractAsyncContextManager[T], backend: str) -> None:
         self._is_ending = sys.is_finalizing
-        self._process = os.getpid()
+        self.process = os.getpid()
         self.closing = closing = threading.Event()
         # Ends the keeper if the block is dropped. It starts no thread: it may run while the
         # interpreter shuts down, when a new thread would never begin.
@@ -63,7 +63,7 @@ class KeptBlock(Generic[T]):
         """Leaves the block, and waits for that unless the block is dropped."""
         # Raises `WouldDeadlock` if that would wait for a handler that is the caller.
         # Modules may be empty when the interpreter ends, and no other thread runs any more.
-        if self._is_ending() or os.getpid() != self._process:
+        if self._is_ending() or os.getpid() != self.process:
             return
         is_own = threading.get_ident() == self._loop_thread or waits_for_caller()
         is_dropped = kind is not None and issubclass(kind, GeneratorExit)

@@ -24,13 +24,10 @@ from shoal.loops.event_loop import EventLoop
 from shoal.loops.kept import KeptBlock
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
     from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Self, Unpack
-
-    from anyio.from_thread import BlockingPortal
 
     from shoal.batching.calls.mapping import MapCall
     from shoal.batching.calls.progress import Progress
@@ -213,7 +210,7 @@ class _BlockingContext:
             )
         self._kept = KeptBlock(_in_block(self._opened, self._batcher), self._backend)
         _, batcher = self._kept.value
-        run = _PortalRun(self._kept.portal, self._kept.closing, self)
+        run = _PortalRun(self._kept)
         streams = isinstance(cast("object", self._call), StreamCall)
         kind: Any = BlockingStreamCall if streams else BlockingCall
         return kind(self._call, run, batcher)
@@ -236,12 +233,9 @@ async def _in_block(
 
 
 class _PortalRun:
-    def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
-        self._portal = portal
-        self._closing = closing
-        # Referenced as long as calls can be made.
-        self._block = block
-        self._process = os.getpid()
+    def __init__(self, kept: KeptBlock[Any]) -> None:
+        # Referenced as long as calls can be made: a block that is dropped ends.
+        self._kept = kept
 
     def sync(self, function: Callable[[], T]) -> T:
         """Raises `BatcherClosed` after the block was left, `NotOpen` in a forked process."""
@@ -252,21 +246,26 @@ class _PortalRun:
         return self(call)
 
     def leave(self, stream: ResultStream[Any] | MapCall[Any]) -> None:
-        if os.getpid() != self._process:
+        if os.getpid() != self._kept.process:
             return
         try:
-            self._portal.call(stream.leave)
+            self._kept.portal.call(stream.leave)
         except RuntimeError:
-            if not self._closing.is_set():
+            if not self._kept.closing.is_set():
                 raise
 
     def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
-        self._check_process()
+        if os.getpid() != self._kept.process:
+            raise NotOpen(
+                f"shoal.blocking() was entered in process {self._kept.process}, and this is "
+                f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter "
+                "another block here:\n    with shoal.blocking(f) as call:\n        call(item)"
+            )
         try:
             with setting(calls_from_thread, True):  # a handler that calls itself would hang
-                future: Future[T] = self._portal.start_task_soon(function)
+                future: Future[T] = self._kept.portal.start_task_soon(function)
         except RuntimeError as error:
-            if not self._closing.is_set():
+            if not self._kept.closing.is_set():
                 raise
             raise BatcherClosed("the block of shoal.blocking() has been left") from error
         try:
@@ -274,11 +273,3 @@ class _PortalRun:
         except BaseException:
             future.cancel()
             raise
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise NotOpen(
-                f"shoal.blocking() was entered in process {self._process}, and this is "
-                f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter "
-                "another block here:\n    with shoal.blocking(f) as call:\n        call(item)"
-            )

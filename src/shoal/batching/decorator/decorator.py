@@ -182,13 +182,8 @@ def batch(
         ValueError: An option is out of its range.
     """
     if handler is None:
-        given: dict[str, Any] = {
-            "signature": signature,
-            "fill": fill,
-            "streams": streams,
-            **options,
-        }
-        return partial(batch, **given)
+        decorate: Any = batch  # no overload takes options of unknown types
+        return partial(decorate, signature=signature, fill=fill, streams=streams, **options)
     opening = Opening(handler, signature, options, fill=fill, streams=streams)
     if opening.handler.streams:
         return BatchedGenerator[..., Any](opening)
