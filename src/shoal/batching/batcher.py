@@ -279,7 +279,7 @@ class Batcher(Generic[C_co]):
         session = self._session
         if session is not None:
             if session.thread != get_ident():
-                session.check_loop()
+                session.entry.intake.check_loop()
             return session.entry
         if self._closed_unopened:
             raise BatcherClosed(f"{self.name} is closed")
@@ -419,7 +419,7 @@ class Batcher(Generic[C_co]):
     def _own_session(self) -> Session | None:
         session = self._session if self.is_alive else None
         if session is not None:
-            session.check_loop()
+            session.entry.intake.check_loop()
         return session
 
     def _log_oddity(self) -> None:

@@ -178,7 +178,7 @@ class Session:
         self._begin_counting()
         self._others_at_rest = others_at_rest
         if on_change is not None:  # if None, others may still wait for this one
-            self.slots.report_changes_to(on_change)
+            self.slots.on_change = on_change
         self._stopping.set()
 
     @property
@@ -188,9 +188,6 @@ class Session:
     @property
     def is_at_rest(self) -> bool:
         return self.state in ("closed", "broken") or self.slots.are_at_rest
-
-    def check_loop(self) -> None:
-        self._intake.check_loop()
 
     def drain(self) -> None:
         """Stops waiting for batches to fill; drops the queue if the options say so."""

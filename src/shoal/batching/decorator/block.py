@@ -99,10 +99,9 @@ class BatcherBlock:
         self.convert_error = convert_error
         self.loop = EventLoop.here()
         self.process = os.getpid()
-        # An instance may be collected at any time, in any thread: its entry is then moved from the
-        # first to the second. So the first is copied before it is iterated.
+        # An instance may be collected at any time, in any thread, which removes its entry. So it is
+        # copied before it is iterated.
         self._opened: dict[Place, OpenedBatcher] = {}
-        self._collected: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._closing = anyio.Event()
@@ -174,7 +173,6 @@ class BatcherBlock:
 
     def _close(self) -> None:
         self.is_closing = True
-        self._stop_collected()
         for place, opened in list(self._opened.items()):
             place.table.withdraw(place.key, opened)
             self._stop(opened.batcher)
@@ -204,14 +202,9 @@ class BatcherBlock:
         def forget(_: object) -> None:
             # At once, since another instance may get the same id.
             if (opened := self._forget(place)) is not None:
-                self._collected.append(opened.batcher)
-                self.loop.soon(self._stop_collected)
+                self.loop.soon(opened.batcher.stop)
 
         return forget
-
-    def _stop_collected(self) -> None:
-        while self._collected:
-            self._collected.pop().stop()
 
 
 def block_here() -> BatcherBlock | None:

@@ -30,13 +30,6 @@ class ClosedSlots(Slots[Run]):
         self.run = replace(self.run, options=options)
         self._resize()
 
-    @property
-    def is_gathering(self) -> bool:
-        return self.former.is_gathering
-
-    def _are_at_work(self) -> bool:
-        return bool(self.batches)
-
     async def _serve(self, scope: Scope) -> bool:
         former = self.former
         innermost_scope = self.parking.innermost_scope()

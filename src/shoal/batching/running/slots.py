@@ -142,7 +142,8 @@ class Slots(ABC, Generic[RunT]):
         self._are_cancelled = False
         # Set when the last slot has ended.
         self.ended = anyio.Event()
-        self._on_change: Callable[[], None] | None = None
+        # Called whenever the batcher may have become idle.
+        self.on_change: Callable[[], None] | None = None
         self._prepare()
         self._report_idle()
 
@@ -180,9 +181,9 @@ class Slots(ABC, Generic[RunT]):
         self.capacity_changed()
 
     @property
-    @abstractmethod
     def is_gathering(self) -> bool:
         """Whether a batch is filling, with the options with which it began."""
+        return self.former.is_gathering
 
     def capacity_changed(self) -> None:
         if self._capacity is not None and self._capacity.slots > self._most:
@@ -191,20 +192,16 @@ class Slots(ABC, Generic[RunT]):
         self._report_idle()
         self.bell.ring()
 
-    def report_changes_to(self, on_change: Callable[[], None]) -> None:
-        """Calls a function whenever the batcher may have become idle."""
-        self._on_change = on_change
-
     def report_change(self) -> None:
-        if self._on_change is not None:
-            self._on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     @property
     def are_at_rest(self) -> bool:
         return not (self.former.live or self.former.parked or self._are_at_work())
 
-    @abstractmethod
-    def _are_at_work(self) -> bool: ...
+    def _are_at_work(self) -> bool:
+        return bool(self.batches)
 
     def is_blocked_by(self, batch: Batch) -> bool:
         """Returns whether a call of a batch's handler to its own batcher would wait forever."""
@@ -371,8 +368,8 @@ class Slots(ABC, Generic[RunT]):
 
     def _listen(self, until: float | None) -> Awaitable[Any]:
         """Waits for the queue to change, or until a time on the loop's clock."""
-        if self._on_change is not None:
-            self._on_change()
+        if self.on_change is not None:
+            self.on_change()
         return self.bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
@@ -415,8 +412,8 @@ class Slots(ABC, Generic[RunT]):
         open_room = self._open_room() if self._batches_are_open else NOTHING
         if self.former.reform(idle_slots=idle, open_room=open_room):
             self.bell.ring()
-        if self._on_change is not None:
-            self._on_change()
+        if self.on_change is not None:
+            self.on_change()
 
     def _open_room(self) -> Amount:
         return NOTHING
