@@ -396,7 +396,7 @@ class Batcher(Generic[C_co]):
     @property
     def failure(self) -> BaseException | None:
         """The error that broke the batcher; None if it is not broken."""
-        return None if self._session is None else self._session.failure
+        return None if self._session is None else self._session.entry.intake.failure
 
     def stacks(self) -> list[str]:
         """Returns the stack of each slot's task as text, to find out where one hangs."""

@@ -76,7 +76,6 @@ class Session:
         capacity: Capacity | None = None,
     ) -> None:
         self.state: BatcherState = "open"
-        self.failure: BaseException | None = None
         self._name = name
         self._handler = handler
         self._options = options
@@ -282,13 +281,13 @@ class Session:
         )
         if self.state != "broken" and not is_cancelled:
             self.state = "broken"
-            self.failure = error
+            self._intake.failure = error
             logger.error("%s: the batcher broke", self._name, exc_info=error)
         self._end()
 
     def _fail_queue(self) -> None:
         self._intake.close()
-        self._intake.fail(self._former.clear(), None)
+        self._intake.fail(self._former.clear())
         self._intake.ring()
 
     def _end(self) -> None:
@@ -299,7 +298,7 @@ class Session:
             self._intake.close()
         finally:  # a user's policy may raise even here
             left = [*self.slots.running(), *self._former.clear()]
-            self._intake.fail(left, self.failure)
+            self._intake.fail(left)
         assert self._ended_before is not None
         ended = zip(self._ended_so_far(), self._ended_before, strict=True)
         self._counts = ClosingCounts(*(now - before for now, before in ended))

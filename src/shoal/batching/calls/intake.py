@@ -285,9 +285,8 @@ class Intake:
                 self.ring()
             self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its queue"))
 
-    def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
-        """Fails requests, and all later calls, because the batcher has stopped."""
-        self.failure = failure
+    def fail(self, requests: Iterable[Request]) -> None:
+        """Fails the last requests, because the batcher has stopped."""
         self.takes_back = False
         self.stop(requests)
 
