@@ -240,18 +240,14 @@ class SimulatedBatcher:
         former = self._former
         self._listens = False
         while self._idle:
-            if not former.live:  # whatever the policy waits for: a trace ends, and its time too
-                former.wake_at = 1
-                former.pressures.asleep_until = _NEVER
-                former.pressures.urgent_before = _NEVER if self._since else None
-                self._listens, self._listens_until = True, _NEVER
-                return
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
                 continue
             self._listens = True
-            self._listens_until = _NEVER if decision.until is None else decision.until
+            # Nothing is due in an empty queue, whatever a policy waits for: a trace ends.
+            until = decision.until if former.live else None
+            self._listens_until = _NEVER if until is None else until
             return
 
     def _start(self, requests: list[Request], reason: DispatchReason, now: float) -> None:
