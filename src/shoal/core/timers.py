@@ -1,5 +1,7 @@
 """Timers, most of which are cancelled before they expire, and the time limits of requests.
 
+Any values that can be ordered may take the place of times.
+
 A cancelled entry is emptied and stays in the heap until its turn comes, or until there are many of
 them.
 """
@@ -35,7 +37,7 @@ class Timers:
         # How many cancelled entries trigger a sweep: the number of entries left by the last one.
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
-    def add(self, at: float, what: object) -> Timer:
+    def add(self, at: Any, what: object) -> Timer:
         """`what` is any subject other than None."""
         if self._forgotten > self._sweep_at:
             self.keep(lambda _: True)

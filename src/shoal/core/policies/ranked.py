@@ -22,6 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 NOBODY_WAITS: Final = -math.inf
 DUE_NOW: Final = -math.inf
+# Before any time, so that only a batch that is `DUE_NOW` wakes the slot.
+_UNTIL_FULL: Final = -sys.float_info.max
 
 
 class Ranked(Rule):
@@ -70,16 +73,14 @@ class Ranked(Rule):
         self.cost: float = 0
         # When the waiting slot decides again.
         self.asleep_until = NOBODY_WAITS
-        self._is_held = False
 
     def hold(self) -> None:
-        self._is_held = True
+        self.asleep_until = _UNTIL_FULL
 
     def add(self, request: Request) -> bool:
         self.put(request)
-        if self.asleep_until == NOBODY_WAITS:
-            return self._is_held and self.due_at(request.arrived_at) == DUE_NOW
-        return self.due_at(request.arrived_at) < self.asleep_until
+        asleep_until = self.asleep_until
+        return asleep_until != NOBODY_WAITS and self.due_at(request.arrived_at) < asleep_until
 
     def put(self, request: Request) -> None:
         """Adds a request without checking whether a slot must be woken."""
@@ -127,7 +128,6 @@ class Ranked(Rule):
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self.asleep_until = NOBODY_WAITS
-        self._is_held = False
         self._tidy()
         if not self.count:
             return Wait(None, 1)
