@@ -64,6 +64,11 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "share": yes_or_no,
 }
 NO_CALL_OPTIONS = CallOptions()
+# What a request keeps when its options are computed again.
+_KEPT: Final = (
+    *("asked_priority", "deadline", "due", "queue_timeout_s", "waits_for_room"),
+    *("timer", "queue_timer", "delayed_at", "delays"),
+)
 _new = RequestOptions.__new__
 
 
@@ -153,20 +158,14 @@ class RequestOptionsFactory:
         before = request.options
         if before is None and not self.of_each:
             return
-        asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
+        metadata = NOTHING if before is None else before.metadata
+        asked = self.of(request.item, CallOptions(metadata=metadata), request.arrived_at)
         asked.deadline = asked.due = None
         if before is not None:
-            asked.metadata = before.metadata
-            if self._models is not None:
-                asked.model = self._model(request.item, asked.metadata)
+            for name in _KEPT:
+                setattr(asked, name, getattr(before, name))
             if before.asked_priority is not None:
-                asked.asked_priority = before.asked_priority
                 asked.priority = min(before.asked_priority, self.options.priority_levels)
-            asked.deadline, asked.due = before.deadline, before.due
-            asked.queue_timeout_s = before.queue_timeout_s
-            asked.waits_for_room = before.waits_for_room
-            asked.timer, asked.queue_timer = before.timer, before.queue_timer
-            asked.delayed_at, asked.delays = before.delayed_at, before.delays
         request.options = asked
         if asked.cost > self.limit_cost:
             raise self.refusal(asked.cost)

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from shoal.core.options.option import Same
+from shoal.core.options.option import SAME, Same
 from shoal.core.queue import ArrivalQueue, RankedQueue, cost_of
 from shoal.core.request import DispatchReason
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
+    from shoal.core.options.records import QueuePolicy
     from shoal.core.policies.adaptive import AdaptiveRule
     from shoal.core.queue import Amount, Queue
     from shoal.core.request import Request
@@ -140,11 +141,9 @@ class Window:
         wait_s = options.batch_wait_timeout_s
         if wait_s is None or (wait_s == 0 and idle_s is not None):
             wait_s = math.inf
-        others = options.default_queue_policy
-        self._others_s = wait_s if others is None else _wait_s(others.batch_wait_timeout_s, wait_s)
+        self._others_s = _wait_s(options.default_queue_policy, wait_s)
         self._by_level = {
-            level: _wait_s(policy.batch_wait_timeout_s, wait_s)
-            for level, policy in options.queue_policies.items()
+            level: _wait_s(policy, wait_s) for level, policy in options.queue_policies.items()
         }
         self._is_uniform = all(own == self._others_s for own in self._by_level.values())
 
@@ -172,7 +171,8 @@ class Window:
         return request.arrived_at + self._by_level.get(request.priority, self._others_s)
 
 
-def _wait_s(own: float | Same | None, usual_s: float) -> float:
-    if own is None:
+def _wait_s(policy: QueuePolicy | None, usual_s: float) -> float:
+    own_s = SAME if policy is None else policy.batch_wait_timeout_s
+    if own_s is None:
         return math.inf
-    return usual_s if isinstance(own, Same) else own
+    return usual_s if isinstance(own_s, Same) else own_s
