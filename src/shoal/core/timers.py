@@ -13,6 +13,7 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from shoal.core.options.mixes import queue_policies_of
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ class Overdue:
 
     def change(self, options: BatchOptions) -> None:
         self._options = options
-        policies = [*options.queue_policies.values(), options.default_queue_policy]
-        self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
+        self.limits_queue = any(one.timeout_s is not None for one in queue_policies_of(options))
 
     def watch(self, request: Request) -> float:
         """Starts the timers of an admitted request; returns when the first ends, or infinity."""

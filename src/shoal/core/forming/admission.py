@@ -11,6 +11,7 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.core.options.mixes import queue_policies_of
 from shoal.core.queue import LEFTOVERS_WORTH_A_SWEEP
 from shoal.core.request import State
 
@@ -75,11 +76,10 @@ class AdmissionControl:
     @classmethod
     def for_options(cls, options: BatchOptions, model: LatencyModel) -> AdmissionControl | None:
         """Returns None if a bound on the queue is the only rule."""
-        policies = [*options.queue_policies.values(), options.default_queue_policy]
         is_needed = (
             options.refuse_late
             or options.overload in ("shed_oldest", "shed_lowest")
-            or any(p is not None and p.max_queued_requests is not None for p in policies)
+            or any(one.max_queued_requests is not None for one in queue_policies_of(options))
         )
         return cls(options, model) if is_needed else None
 

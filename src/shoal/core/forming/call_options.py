@@ -85,8 +85,6 @@ class RequestOptionsFactory:
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
         self.limit_cost = options.batch_limit.cost
-        has_own = options.max_batch_cost is not None
-        self._limit_name = "max_batch_cost" if has_own else "max_batch_size"
         self._most_cost = math.inf if options.split is not None else self.limit_cost
         limit_s = options.request_timeout_s
         self.limit_s = math.inf if limit_s is None else limit_s
@@ -146,9 +144,10 @@ class RequestOptionsFactory:
 
     def refusal(self, cost: float) -> ItemTooLarge:
         most = self.limit_cost
+        name = "max_batch_size" if self.options.max_batch_cost is None else "max_batch_cost"
         error = ItemTooLarge(
-            f"an item for {self.name} costs {cost!s:.20}, which is more than a batch "
-            f"may: {self._limit_name}={most}"
+            f"an item for {self.name} costs {cost!s:.20}, which is more than a batch may: "
+            f"{name}={most}"
         )
         error.limit_exceeded = f"It costs {cost!s:.20}, and a batch may cost {most}."
         return error

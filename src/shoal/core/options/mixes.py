@@ -44,8 +44,12 @@ def is_set(options: Options, name: str) -> bool:
 
 
 def sets_windows(options: Options) -> bool:
+    return any(one.batch_wait_timeout_s is not SAME for one in queue_policies_of(options))
+
+
+def queue_policies_of(options: Options) -> list[Any]:
     policies = [*options.queue_policies.values(), options.default_queue_policy]
-    return any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
+    return [one for one in policies if one is not None]
 
 
 def _sheds(options: Options) -> bool:

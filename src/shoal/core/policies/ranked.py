@@ -24,8 +24,10 @@ from __future__ import annotations
 import math
 import sys
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.core.options.mixes import queue_policies_of
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, cost_of, is_worth_a_sweep, take_from
@@ -166,7 +168,7 @@ class Ranked(Rule):
     def put_back(self, requests: Sequence[Request]) -> None:
         self.queue.put_back(requests)
         if not self.count and self._has_two_queues:
-            for request in sorted(requests, key=_arrival):
+            for request in sorted(requests, key=attrgetter("arrived_at")):
                 self._by_due.push(request)
         self.count += len(requests)
         self.cost += cost_of(requests)
@@ -206,24 +208,16 @@ class Ranked(Rule):
                 queue.sweep()
 
 
-def _arrival(request: Request) -> float:
-    return request.arrived_at
-
-
 def rank_of(options: BatchOptions) -> Rank | None:
     """Returns the function that ranks requests; None for the order of arrival."""
     by_deadline = options.order == "deadline"
-    if options.priority_levels == 1 and not by_deadline and not _may_delay(options):
+    may_delay = any(one.timeout_action == "delay" for one in queue_policies_of(options))
+    if options.priority_levels == 1 and not by_deadline and not may_delay:
         return None
     aging_s = options.priority_aging_s
     if aging_s is None or aging_s == math.inf:
         return partial(_strict, by_deadline)
     return partial(_aged, by_deadline, aging_s)
-
-
-def _may_delay(options: BatchOptions) -> bool:
-    policies = [*options.queue_policies.values(), options.default_queue_policy]
-    return any(policy is not None and policy.timeout_action == "delay" for policy in policies)
 
 
 def _strict(by_deadline: bool, request: Request) -> tuple[int, bool, float]:
