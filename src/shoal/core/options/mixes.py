@@ -52,7 +52,7 @@ def queue_policies_of(options: Options) -> list[Any]:
     return [one for one in policies if one is not None]
 
 
-def _sheds(options: Options) -> bool:
+def sheds(options: Options) -> bool:
     return options.overload in ("shed_oldest", "shed_lowest")
 
 
@@ -92,7 +92,7 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "overload",
         "max_queued_requests",
         "an unbounded queue and one without places shed nothing; pass max_queued_requests=1000",
-        lambda o: _sheds(o) and not o.max_queued_requests,
+        lambda o: sheds(o) and not o.max_queued_requests,
     ),
     _with("models", "sticky_load_factor", "both choose the replica of a request"),
     _with_no_places("bucket_by", _SOME),
