@@ -1,10 +1,9 @@
 """The rule for one bucket of requests that are not all alike: ranks, costs, limits and windows.
 
-It generalizes `SizeOrWait`. A batch is *full* by its requests, their cost or at a preferred size
-(`Sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`Window`,
-in `sizing`),
-and the *order* is by rank, the lowest first. A request that does not fit stays first in the queue;
-nothing overtakes it, or a large item might never find room.
+It generalizes `SizeOrWait`. A batch is *full* by its requests, their cost or at a preferred size,
+and the *wait* depends on the level, on an idle timeout or on a latency target (`Filling`). The
+*order* is by rank, the lowest first. A request that does not fit stays first in the queue; nothing
+overtakes it, or a large item might never find room.
 
 Ageing needs no reordering. A request's level improves by one for each ``priority_aging_s`` that it
 has waited, so of two requests the one with the lower ``arrived_at + level * priority_aging_s`` is
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.policies.sizing import Sizing, Window
+    from shoal.core.policies.sizing import Filling
     from shoal.core.policy import Pressure
     from shoal.core.request import Request
 
@@ -54,22 +52,18 @@ class Ranked(Rule):
     def __init__(
         self,
         rank: Rank | None,
-        sizing: Sizing,
-        window: Window,
-        adaptive: AdaptiveRule | None,
+        filling: Filling,
         numbers: Iterator[int],
     ) -> None:
         self.queue = ArrivalQueue() if rank is None else RankedQueue(rank)
-        by_due = window.queue()
+        by_due = filling.by_due()
         both_by_arrival = rank is None and isinstance(by_due, ArrivalQueue)
         self._by_due = self.queue if both_by_arrival or by_due is None else by_due
         self._has_two_queues = self._by_due is not self.queue
-        self._sizing = sizing
-        self._window = window
-        self._adaptive = adaptive
+        self._filling = filling
         self._numbers = numbers
         self._newest_at = NOBODY_WAITS
-        self._most = sizing.limit.requests
+        self._most = filling.limit.requests
         self._target_cost: float = 0
         self.count = 0
         self.cost: float = 0
@@ -95,8 +89,8 @@ class Ranked(Rule):
         self._newest_at = request.arrived_at
         self.count += 1
         self.cost += asked.cost
-        if self._adaptive is not None:
-            self._adaptive.arrived(request.arrived_at)
+        if (adaptive := self._filling.adaptive) is not None:
+            adaptive.arrived(request.arrived_at)
 
     def remove(self, request: Request) -> None:
         self.count -= 1
@@ -118,7 +112,7 @@ class Ranked(Rule):
 
     def due_at(self, now: float) -> float:
         """Returns when a batch is due as things are now; minus infinity if it is full."""
-        if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
+        if self.count >= self._most or self.cost >= self._filling.enough(self.cost):
             return DUE_NOW
         return self._due(now)[0]
 
@@ -134,13 +128,13 @@ class Ranked(Rule):
         if not self.count:
             return Wait(None, 1)
         due, reason = self._due(now)
-        if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
+        if self.count >= self._most or self.cost >= self._filling.enough(self.cost):
             waits = pressure is None and due > now
-            self._target_cost = self._sizing.target(self.cost, self._costs, waits=waits)
+            self._target_cost = self._filling.target(self.cost, self._costs, waits=waits)
             if self._target_cost:
                 return Dispatch(self.count, DispatchReason.FULL)
         if pressure is not None or due <= now:
-            self._target_cost = self._sizing.target(self.cost, self._costs, waits=False)
+            self._target_cost = self._filling.target(self.cost, self._costs, waits=False)
             return Dispatch(self.count, reason if pressure is None else pressure.reason)
         self.asleep_until = due
         return Wait(None if due == math.inf else due)
@@ -190,7 +184,7 @@ class Ranked(Rule):
     def _due(self, now: float) -> tuple[float, DispatchReason]:
         first = self._by_due.first()
         assert first is not None
-        return self._window.due(first, self._newest_at, self.count, self.cost, now)
+        return self._filling.due(first, self._newest_at, self.count, self.cost, now)
 
     def _costs(self, most_cost: float) -> list[float]:
         seen: list[Request] = []
