@@ -68,8 +68,7 @@ class Entry:
             self._sharing = self._sharing or Sharing(self.intake, self._counters)
             self._sharing.configure(options)
         self.needs_options = (
-            self.options_factory.of_each
-            or options.request_timeout_s is not None
+            options.request_timeout_s is not None
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
             or self._sharing is not None
