@@ -180,6 +180,16 @@ def test_a_simulation_does_what_the_engine_does(scene, backend):
     compared(backend, some_trace(**asked), options)
 
 
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_batch_is_not_limited_by_a_wait_in_which_its_queue_was_left(backend):
+    options = {"limit": Limit(batches_per_s=10)}
+    first, later, last = (Item(place, 1, 0) for place in range(3))
+    trace = [Arrival(0, first), Arrival(0.02, later, queue_timeout_s=0.03), Arrival(0.5, last)]
+    simulation = compared(backend, trace, options)
+    assert simulation.outcomes[1] is Outcome.EXPIRED
+    assert simulation.batches[1].reason is DispatchReason.TIMER
+
+
 KEYS = (None, *(f"user-{number}" for number in range(20)))
 STICKY: dict[str, dict[str, Any]] = {
     "replicas without keys": FOUR,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count as counting
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.commands.support.arguments import (
     add,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    Trace: TypeAlias = Sequence[float | Arrival] | ClosedLoop
 
 _DESCRIPTION: Final = """\
 Simulate batching options under given traffic: run the rules that form batches in virtual time, and
@@ -99,30 +100,56 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     pairs = option_pairs(arguments.option)
-    traffic = _traffic(arguments)
-    handler = _handler(arguments, traffic.recording)
+    trace, text, recording = _traffic(arguments)
+    handler = _handler(arguments, recording)
     others = [option_pairs(text.split()) for text in arguments.compare]
-    comparison = Comparison(
-        traffic, handler, pairs, others, arguments.replicas, arguments.load_time
-    )
-    simulation = comparison.simulation
+    cases: list[Case] = []
+    remarks: list[str] = []
+    batcher = None if recording is None else recording.batcher
+    today = None if batcher is None else _recorded_options(batcher, arguments.replicas)
+    if recording is not None and batcher is not None and today is not None:
+        cases.append(Case.recorded(batcher, _written(today)))
+        remarks += _remarks_on(recording, batcher)
+    compared = _compared(today, pairs, others)
+    with as_mistakes():
+        simulations = [
+            simulate(
+                trace,
+                BatchOptions.of(_with_items(recording, options)),
+                handler,
+                replicas=arguments.replicas,
+                load_s=arguments.load_time,
+            )
+            for _, options, _ in compared
+        ]
+    for (name, _, shown), found in zip(compared, simulations, strict=True):
+        cases.append(Case.simulated(name, shown, found))
+    given = -1 - len(others)
+    simulation = simulations[given]
     if not simulation.outcomes:
         raise CommandError(f"no request arrives in {arguments.duration:g} s; raise --duration")
-    levels = _levels(traffic.trace, simulation)
+    largest = max((batch.size for one in simulations for batch in one.batches), default=0)
+    if isinstance(handler, MeasuredRunTimes) and largest > _FAR * max(handler.runs_s):
+        remarks.append(
+            f"Batches of up to {largest:g} are simulated, but none larger than "
+            f"{max(handler.runs_s):g} was measured: longer run times are a guess."
+        )
+    levels = _levels(trace, simulation)
     data = {
-        "traffic": traffic.text,
+        "traffic": text,
         "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
         "requests": len(simulation.outcomes),
         "duration_s": simulation.duration_s,
-        **comparison.cases[-1 - len(others)].as_data(),
+        **cases[given].as_data(),
         "spilled_share": simulation.spilled_share,
         "loads": simulation.loads,
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
-    if len(comparison.cases) > 1:
-        data["compared"] = [case.as_data() for case in comparison.cases]
-    inputs = facts([("traffic", traffic.text), ("run time", _run_time_text(handler))])
-    parts = [inputs, comparison.as_text(), _by_level(levels), _overload(simulation, handler)]
+    if len(cases) > 1:
+        data["compared"] = [case.as_data() for case in cases]
+    inputs = facts([("traffic", text), ("run time", _run_time_text(handler))])
+    options = [f"{case.name}: {case.options}" for case in cases]
+    parts = [inputs, _table(cases), "\n".join(options), "\n".join(remarks), _by_level(levels)]
     show(arguments, data, "\n\n".join(filter(None, parts)))
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
@@ -143,7 +170,8 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
     return measured
 
 
-def _traffic(arguments: Namespace) -> SimulatedTraffic:
+def _traffic(arguments: Namespace) -> tuple[Trace, str, Recording | None]:
+    """Returns the traffic, its text, and the recording that it is from, if it is recorded."""
     file: Path | None = arguments.file
     if [arguments.rate, arguments.callers, file].count(None) != 2:
         raise CommandError("give the traffic: either --rate REQUESTS-A-SECOND, --callers N or FILE")
@@ -156,18 +184,18 @@ def _traffic(arguments: Namespace) -> SimulatedTraffic:
         loop = ClosedLoop(
             arguments.callers, think_s, arguments.duration, _THINK_JITTER, arguments.seed
         )
-        return SimulatedTraffic(
-            loop,
+        text = (
             f"{loop.callers:,} callers for {loop.duration_s:g} s, each of which calls again "
-            f"{duration(loop.think_s)} after a result (seed {loop.seed})",
+            f"{duration(loop.think_s)} after a result (seed {loop.seed})"
         )
+        return loop, text, None
     if file is None:
         times = _made(arguments)
-        return SimulatedTraffic(
-            times,
+        text = (
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
-            f"({arguments.traffic}, seed {arguments.seed})",
+            f"({arguments.traffic}, seed {arguments.seed})"
         )
+        return times, text, None
     with as_mistakes():
         recording = read_trace(file, arguments.backend)
     if recording.unknown:
@@ -176,11 +204,8 @@ def _traffic(arguments: Namespace) -> SimulatedTraffic:
         say(f"unknown columns, ignored: {', '.join(shown)}")
     arrivals = recording.arrivals
     whose = "" if recording.batcher is None else f" of {recording.batcher.name}"
-    return SimulatedTraffic(
-        arrivals,
-        f"{len(arrivals):,} requests{whose} in {three_digits(arrivals[-1].at)} s ({file})",
-        recording,
-    )
+    text = f"{len(arrivals):,} requests{whose} in {three_digits(arrivals[-1].at)} s ({file})"
+    return arrivals, text, recording
 
 
 def _made(arguments: Namespace) -> list[float]:
@@ -189,9 +214,7 @@ def _made(arguments: Namespace) -> list[float]:
     return list(make(arguments.rate, arguments.duration, **chance))
 
 
-def _levels(
-    trace: Sequence[float | Arrival] | ClosedLoop, simulation: Simulation
-) -> dict[int, list[float]]:
+def _levels(trace: Trace, simulation: Simulation) -> dict[int, list[float]]:
     """Returns the latencies by priority level; empty if the traffic has only one level."""
     options = simulation.options
     if options.priority_levels == 1 or isinstance(trace, ClosedLoop):
@@ -214,90 +237,33 @@ def _by_level(levels: Mapping[int, Sequence[float]]) -> str:
     return table(heads, rows) if rows else ""
 
 
-def _overload(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> str:
-    options, slots = simulation.options, simulation.options.slots * simulation.replicas
-    if options.batch_size_fn is not None:  # sizes are sums of costs
-        return ""
-    most = slots * options.max_batch_size / handler(options.max_batch_size)
-    lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
-    if not lasted_s or most * lasted_s >= len(simulation.outcomes):
-        return ""
-    return (
-        f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s in "
-        "full batches: the queue keeps growing."
-    )
-
-
 def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
     how = ", as measured" if isinstance(handler, MeasuredRunTimes) else ""
     return f"{duration(handler.fixed_s)} + {duration(handler.per_item_s)} an item{how}"
 
 
-@dataclass(frozen=True)
-class SimulatedTraffic:
-    trace: Sequence[float | Arrival] | ClosedLoop
-    text: str
-    recording: Recording | None = None  # the source of the trace, if it was not made
+def _compared(
+    today: Mapping[str, Any] | None, pairs: Mapping[str, Any], others: Iterable[Mapping[str, Any]]
+) -> list[tuple[str, Mapping[str, Any], str]]:
+    """Returns the names of options to simulate, the options, and their text."""
+    # Recorded options apply where none is given. Each of the others changes the given options.
+    letters = map(chr, counting(ord("A")))
+    if today is None:
+        compared = [("these options", pairs, _listed(pairs))]
+    else:
+        compared = [("today", today, _written(today))]
+        if pairs:
+            compared.append((next(letters), {**today, **pairs}, _listed(pairs)))
+    base = {**(today or {}), **pairs}
+    compared += [(next(letters), {**base, **one}, _listed(one)) for one in others]
+    return compared
 
 
-class Comparison:
-    """The compared cases: recorded, today's options, the given options, and other options."""
-
-    def __init__(
-        self,
-        traffic: SimulatedTraffic,
-        handler: Linear | MeasuredRunTimes,
-        pairs: Mapping[str, Any],
-        others: Iterable[Mapping[str, Any]],
-        replicas: int | None,
-        load_s: float,
-    ) -> None:
-        # `pairs` are the given options, which each of the others changes; recorded options apply
-        # where none is given. `simulation` is that of the given options.
-        self.cases: list[Case] = []
-        self.remarks: list[str] = []
-        recording, today = traffic.recording, dict[str, Any]()
-        batcher = None if recording is None else recording.batcher
-        letters = map(chr, counting(ord("A")))
-        wanted = [("these options", pairs, _listed(pairs))]
-        if recording is not None and batcher is not None:
-            today = _recorded_options(batcher, replicas)
-            self.cases.append(Case.recorded(batcher, _written(today)))
-            self.remarks += _remarks_on(recording, batcher)
-            wanted = [("today", today, _written(today))]
-            if pairs:
-                wanted.append((next(letters), {**today, **pairs}, _listed(pairs)))
-        given = len(wanted) - 1
-        wanted += [(next(letters), {**today, **pairs, **one}, _listed(one)) for one in others]
-        with as_mistakes():
-            found = [
-                simulate(
-                    traffic.trace,
-                    BatchOptions.of(_with_items(recording, options)),
-                    handler,
-                    replicas=replicas,
-                    load_s=load_s,
-                )
-                for _, options, _ in wanted
-            ]
-        self.simulation = found[given]
-        for (name, _, text), simulation in zip(wanted, found, strict=True):
-            self.cases.append(Case.simulated(name, text, simulation))
-        largest = max((batch.size for one in found for batch in one.batches), default=0)
-        if isinstance(handler, MeasuredRunTimes) and largest > _FAR * max(handler.runs_s):
-            self.remarks.append(
-                f"Batches of up to {largest:g} are simulated, but none larger than "
-                f"{max(handler.runs_s):g} was measured: longer run times are a guess."
-            )
-
-    def as_text(self) -> str:
-        columns = [case.as_texts() for case in self.cases]
-        rows = [(name, *(one[name] for one in columns)) for name in columns[0]]
-        rows = [row for row in rows if _is_worth_a_row(*row)]
-        options = [f"{case.name}: {case.options}" for case in self.cases]
-        heads = ("compared", *(case.name for case in self.cases))
-        parts = [table(heads, rows), "\n".join(options), "\n".join(self.remarks)]
-        return "\n\n".join(filter(None, parts))
+def _table(cases: Iterable[Case]) -> str:
+    columns = {case.name: case.as_texts() for case in cases}
+    names = next(iter(columns.values()))
+    rows = [(name, *(one[name] for one in columns.values())) for name in names]
+    return table(("compared", *columns), [row for row in rows if _is_worth_a_row(*row)])
 
 
 def _is_worth_a_row(name: str, *texts: str) -> bool:
@@ -387,12 +353,12 @@ class Case:
         return cls(
             name,
             options,
-            {str(outcome): count for outcome, count in simulation.count.items() if count},
+            dict(Counter(map(str, simulation.outcomes))),
             percentiles(simulation.latency_s),
             percentiles(simulation.waits_s()),
             len(simulation.batches),
             simulation.mean_batch,
-            {reason: count for reason, count in simulation.reasons.items() if count},
+            dict(Counter(batch.reason for batch in simulation.batches)),
             simulation.busy_share,
             math.nan if has_no_homes else simulation.spilled_share,
             None if simulation.options.models is None else simulation.loads,

@@ -190,8 +190,9 @@ class BatcherStatistics:
 
 
 _COUNTS: Final = (
-    *("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed", "shared"),
-    *("cache_hits", "padding", "split_calls", "split_requests", "isolating_runs", "retried"),
+    *REQUEST_OUTCOMES,
+    *("shared", "cache_hits", "padding", "split_calls", "split_requests"),
+    *("isolating_runs", "retried"),
 )
 
 

@@ -86,9 +86,7 @@ class SimulatedBatcher:
         self._former = Former(options, self._members)
         self._since = self._former.batches
         self._has_request_options = (
-            self._options_factory.of_each
-            or options.request_timeout_s is not None
-            or not self._former.takes_anyone
+            options.request_timeout_s is not None or not self._former.takes_anyone
         )
         self._timers = self._former.overdue.timers
         # When each batch ends, its number, which orders equal times, and whether the handler times
@@ -98,9 +96,9 @@ class SimulatedBatcher:
         self._loading: list[tuple[float, int, LoadedModel]] = []
         # The replica that each of them runs on.
         self._places: dict[Batch, Member[int]] = {}
-        # Whether a slot waits for requests, and until when; it decides no sooner unless woken.
-        self._listens = False
-        self._listens_until = _NEVER
+        # Until when a slot waits for requests; it decides no sooner unless woken. Minus infinity
+        # while none waits, so that the next idle one decides at once.
+        self._listens_until = -_NEVER
         # The time of the next event other than an arrival.
         self._next_at = _NEVER
         self.arrived_at = array("d")
@@ -227,31 +225,26 @@ class SimulatedBatcher:
             self._ring(now)  # it may be unloaded for another one
         for request, _ in former.overdue.pop(now):
             self._expire(request, now)
-        if self._idle and (not self._listens or self._listens_until <= now):
+        if self._idle and self._listens_until <= now:
             self._look_at_queue(now)
         self._next_at = min(
             self._timers.next_at(),
-            self._listens_until if self._listens else _NEVER,
+            self._listens_until if self._idle else _NEVER,
             running[0][0] if running else _NEVER,
             self._loading[0][0] if self._loading else _NEVER,
         )
 
     def _look_at_queue(self, now: float) -> None:
         former = self._former
-        self._listens = False
+        self._listens_until = -_NEVER
         while self._idle:
-            if not former.live:  # whatever the policy waits for: a trace ends, and its time too
-                former.wake_at = 1
-                former.pressures.asleep_until = _NEVER
-                former.pressures.urgent_before = _NEVER if self._since else None
-                self._listens, self._listens_until = True, _NEVER
-                return
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
                 continue
-            self._listens = True
-            self._listens_until = _NEVER if decision.until is None else decision.until
+            # Nothing is due in an empty queue, whatever a policy waits for: a trace ends.
+            until = decision.until if former.live else None
+            self._listens_until = _NEVER if until is None else until
             return
 
     def _start(self, requests: list[Request], reason: DispatchReason, now: float) -> None:
@@ -346,7 +339,7 @@ class SimulatedBatcher:
             self._ring(now)
 
     def _ring(self, now: float) -> None:
-        if self._listens:
+        if self._listens_until > -_NEVER:
             self._listens_until = self._next_at = now
 
 

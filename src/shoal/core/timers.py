@@ -1,5 +1,7 @@
 """Timers, most of which are cancelled before they expire, and the time limits of requests.
 
+Any values that can be ordered may take the place of times.
+
 A cancelled entry is emptied and stays in the heap until its turn comes, or until there are many of
 them.
 """
@@ -11,6 +13,7 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from shoal.core.options.mixes import queue_policies_of
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ class Timers:
         # How many cancelled entries trigger a sweep: the number of entries left by the last one.
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
-    def add(self, at: float, what: object) -> Timer:
+    def add(self, at: Any, what: object) -> Timer:
         """`what` is any subject other than None."""
         if self._forgotten > self._sweep_at:
             self.keep(lambda _: True)
@@ -97,8 +100,7 @@ class Overdue:
 
     def change(self, options: BatchOptions) -> None:
         self._options = options
-        policies = [*options.queue_policies.values(), options.default_queue_policy]
-        self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
+        self.limits_queue = any(one.timeout_s is not None for one in queue_policies_of(options))
 
     def watch(self, request: Request) -> float:
         """Starts the timers of an admitted request; returns when the first ends, or infinity."""

@@ -120,7 +120,7 @@ class Finding:
 
     @property
     def symptom(self) -> str:
-        return title_of(self.kind)
+        return self.kind.replace("-", " ").capitalize()
 
     @property
     def more(self) -> str:
@@ -147,10 +147,6 @@ FINDINGS: Final = {
     "as-large-as-needed": "Nothing: batches grow with the traffic, and a wait would add latency.",
     "no-gain": "Nothing, or let the handler process its items together.",
 }
-
-
-def title_of(kind: str) -> str:
-    return kind.replace("-", " ").capitalize()
 
 
 def explain(figures: BatcherFigures) -> list[Finding]:

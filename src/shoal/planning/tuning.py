@@ -21,7 +21,7 @@ import inspect
 import math
 import time
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -30,8 +30,8 @@ import anyio
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.batched import Decorated
-from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.binding import takes_lists
+from shoal.core.options.option import defaults_of
 from shoal.core.options.options import BatchOptions
 from shoal.core.simulation import simulate
 from shoal.core.simulation_results import percentile
@@ -48,10 +48,7 @@ if TYPE_CHECKING:
 
 _WARM_UP_ROUNDS: Final = 2
 _FEWEST_ROUNDS: Final = 5
-_PLAIN: Final[dict[str, Any]] = {
-    **{field.name: getattr(BatchOptions(), field.name) for field in fields(BatchOptions)},
-    "batch_wait_timeout_s": None,
-}
+_PLAIN: Final[dict[str, Any]] = {**defaults_of(BatchOptions), "batch_wait_timeout_s": None}
 
 
 class NotMeasured(Exception):
@@ -62,7 +59,7 @@ def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[
     """Opens a batcher for a handler, decorated or not; options change those of the decorator."""
     if isinstance(handler, Decorated):
         handler.configure(**options)
-        return _opened_decorated(handler)
+        return handler.opened()
     if callable(handler) and not inspect.isclass(handler) and not takes_lists(handler):
         raise TypeError(
             f"{handler!r:.100} takes one item at a time, and it is called with batches: annotate "
@@ -76,12 +73,6 @@ def opened(handler: Any, **options: Any) -> AbstractAsyncContextManager[Batcher[
 async def _opened(batcher: Batcher[Any]) -> AsyncGenerator[Batcher[Any]]:
     async with batcher:
         yield batcher
-
-
-@asynccontextmanager
-async def _opened_decorated(handler: Decorated) -> AsyncGenerator[Batcher[Any]]:
-    async with open_batchers(handler):
-        yield handler.batcher
 
 
 async def measure(

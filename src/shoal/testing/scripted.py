@@ -249,7 +249,6 @@ class Script:
         self._answers: deque[Any] = deque()
         self._changed = anyio.Event()
         self._is_complete = False  # the test has answered how the handler ends
-        self._is_played = False  # the handler has ended in this way
         self._was_waited_for = False  # it has ended otherwise, while callers waited
 
     def say(self, what: Any, *, last: bool) -> None:
@@ -271,7 +270,6 @@ class Script:
             self._was_waited_for = any(r.state is not State.CANCELLED for r in running)
             raise
         said = self._answers.popleft()
-        self._is_played = self._is_complete and not self._answers
         try:
             if isinstance(said, Exception):
                 raise said
@@ -289,7 +287,7 @@ class Script:
 
     def was_cancelled(self) -> bool:
         """Returns whether the handler ended without an answer; the test then knows."""
-        cancelled = self.is_over and not self._is_played
+        cancelled = self.is_over and (not self._is_complete or bool(self._answers))
         if cancelled:
             self._was_waited_for = False
         return cancelled

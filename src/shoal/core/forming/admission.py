@@ -1,7 +1,6 @@
-"""Admission control: which requests a full queue admits, sheds or parks.
+"""Admission control: which requests are refused or shed for other reasons than a full queue.
 
-`AdmissionControl` has the rules for requests that are not all alike, and `Shedding` selects the
-requests to shed.
+These are the rules for requests that are not all alike. `Former` has those for the whole queue.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.core.options.mixes import queue_policies_of, sheds
 from shoal.core.queue import LEFTOVERS_WORTH_A_SWEEP
 from shoal.core.request import State
 
@@ -22,37 +22,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Batch, Request
 
 QUEUED = State.QUEUED
-
-
-class Shedding:
-    def __init__(self, *, newest: bool) -> None:
-        # Whether to shed the newest request of the lowest level, and only for a request of a higher
-        # level. Otherwise the oldest is shed, also for a request of the same level.
-        self._newest = newest
-        self._numbers = count(0, -1 if newest else 1)
-        # By level, the lowest first, and by number; requests that left are dropped later.
-        self._heap: list[tuple[int, int, Request]] = []
-
-    def add(self, request: Request, live: int) -> None:
-        heapq.heappush(self._heap, (-request.priority, next(self._numbers), request))
-        if len(self._heap) - live > max(live, LEFTOVERS_WORTH_A_SWEEP):
-            self._heap = [entry for entry in self._heap if entry[2].state is QUEUED]
-            heapq.heapify(self._heap)
-
-    def victim(self, request: Request) -> Request | None:
-        """Returns the request to shed for a new one; None if the new one must be refused."""
-        heap = self._heap
-        while heap and heap[0][2].state is not QUEUED:
-            heapq.heappop(heap)
-        if not heap:
-            return None
-        level = -heap[0][0]
-        if level < request.priority or (self._newest and level == request.priority):
-            return None
-        return heap[0][2]
-
-    def clear(self) -> None:
-        self._heap.clear()
 
 
 class Admission(NamedTuple):
@@ -75,11 +44,10 @@ class AdmissionControl:
     @classmethod
     def for_options(cls, options: BatchOptions, model: LatencyModel) -> AdmissionControl | None:
         """Returns None if a bound on the queue is the only rule."""
-        policies = [*options.queue_policies.values(), options.default_queue_policy]
         is_needed = (
             options.refuse_late
-            or options.overload in ("shed_oldest", "shed_lowest")
-            or any(p is not None and p.max_queued_requests is not None for p in policies)
+            or sheds(options)
+            or any(one.max_queued_requests is not None for one in queue_policies_of(options))
         )
         return cls(options, model) if is_needed else None
 
@@ -88,11 +56,14 @@ class AdmissionControl:
         self._model = model
         # How many requests of each level are queued or parked.
         self._by_level: Counter[int] = Counter()
-        self._shedding = (
-            Shedding(newest=options.overload == "shed_lowest")
-            if options.overload in ("shed_oldest", "shed_lowest")
-            else None
-        )
+        self._sheds = sheds(options)
+        # Whether to shed the newest request of the lowest level, and only for a request of a higher
+        # level. Otherwise the oldest is shed, also for a request of the same level.
+        self._sheds_newest = options.overload == "shed_lowest"
+        self._numbers = count(0, -1 if self._sheds_newest else 1)
+        # The requests to shed, by level, the lowest first, and by number; requests that left are
+        # dropped later.
+        self._heap: list[tuple[int, int, Request]] = []
 
     def note_added(self, request: Request, live: int) -> None:
         self.note_returned(request)
@@ -102,8 +73,12 @@ class AdmissionControl:
         self._by_level[request.priority] += 1
 
     def note_admitted(self, request: Request, live: int) -> None:
-        if request.state is State.QUEUED and self._shedding is not None:
-            self._shedding.add(request, live)
+        if not self._sheds or request.state is not QUEUED:
+            return
+        heapq.heappush(self._heap, (-request.priority, next(self._numbers), request))
+        if len(self._heap) - live > max(live, LEFTOVERS_WORTH_A_SWEEP):
+            self._heap = [entry for entry in self._heap if entry[2].state is QUEUED]
+            heapq.heapify(self._heap)
 
     def note_left(self, request: Request) -> None:
         level = request.priority
@@ -112,11 +87,19 @@ class AdmissionControl:
             del self._by_level[level]
 
     def tidy(self) -> None:
-        if self._shedding is not None:
-            self._shedding.clear()
+        self._heap.clear()
 
     def victim(self, request: Request) -> Request | None:
-        return None if self._shedding is None else self._shedding.victim(request)
+        """Returns the request to shed for a new one; None if the new one must be refused."""
+        heap = self._heap
+        while heap and heap[0][2].state is not QUEUED:
+            heapq.heappop(heap)
+        if not heap:
+            return None
+        level = -heap[0][0]
+        if level < request.priority or (self._sheds_newest and level == request.priority):
+            return None
+        return heap[0][2]
 
     def full_level(self, request: Request) -> str | None:
         policy = self._options.queue_policy(request.priority)

@@ -64,6 +64,11 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "share": yes_or_no,
 }
 NO_CALL_OPTIONS = CallOptions()
+# What a request keeps when its options are computed again.
+_KEPT: Final = (
+    *("asked_priority", "deadline", "due", "queue_timeout_s", "waits_for_room"),
+    *("timer", "queue_timer", "delayed_at", "delays"),
+)
 _new = RequestOptions.__new__
 
 
@@ -80,8 +85,6 @@ class RequestOptionsFactory:
         self._priority = options.usual_priority
         # An item that is split may be larger; its parts may not.
         self.limit_cost = options.batch_limit.cost
-        has_own = options.max_batch_cost is not None
-        self._limit_name = "max_batch_cost" if has_own else "max_batch_size"
         self._most_cost = math.inf if options.split is not None else self.limit_cost
         limit_s = options.request_timeout_s
         self.limit_s = math.inf if limit_s is None else limit_s
@@ -141,9 +144,10 @@ class RequestOptionsFactory:
 
     def refusal(self, cost: float) -> ItemTooLarge:
         most = self.limit_cost
+        name = "max_batch_size" if self.options.max_batch_cost is None else "max_batch_cost"
         error = ItemTooLarge(
-            f"an item for {self.name} costs {cost!s:.20}, which is more than a batch "
-            f"may: {self._limit_name}={most}"
+            f"an item for {self.name} costs {cost!s:.20}, which is more than a batch may: "
+            f"{name}={most}"
         )
         error.limit_exceeded = f"It costs {cost!s:.20}, and a batch may cost {most}."
         return error
@@ -153,20 +157,14 @@ class RequestOptionsFactory:
         before = request.options
         if before is None and not self.of_each:
             return
-        asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
+        metadata = NOTHING if before is None else before.metadata
+        asked = self.of(request.item, CallOptions(metadata=metadata), request.arrived_at)
         asked.deadline = asked.due = None
         if before is not None:
-            asked.metadata = before.metadata
-            if self._models is not None:
-                asked.model = self._model(request.item, asked.metadata)
+            for name in _KEPT:
+                setattr(asked, name, getattr(before, name))
             if before.asked_priority is not None:
-                asked.asked_priority = before.asked_priority
                 asked.priority = min(before.asked_priority, self.options.priority_levels)
-            asked.deadline, asked.due = before.deadline, before.due
-            asked.queue_timeout_s = before.queue_timeout_s
-            asked.waits_for_room = before.waits_for_room
-            asked.timer, asked.queue_timer = before.timer, before.queue_timer
-            asked.delayed_at, asked.delays = before.delayed_at, before.delays
         request.options = asked
         if asked.cost > self.limit_cost:
             raise self.refusal(asked.cost)

@@ -148,11 +148,6 @@ class Former:
         return (self.parked > 0 and self._admit_parked()) or self._wakes_always
 
     @property
-    def most(self) -> float:
-        """Returns how many requests may be queued, not counting those that slots take at once."""
-        return self.bound if self._has_costs or self.closed else self.bound + self._at_once.requests
-
-    @property
     def _at_once(self) -> Amount:
         """Returns how much of the queue idle slots and open batches are about to take."""
         if self._is_limited:
@@ -343,7 +338,6 @@ class Former:
         self.adaptive = adaptive
         self.options = options
         self.limit = options.batch_limit
-        self._has_costs = options.batch_size_fn is not None
         self.overdue.change(options)
         self.pressures.change(options)
         self.regathering.change(options)
@@ -378,10 +372,13 @@ class Former:
         return taken
 
     def _fits(self, requests: int, cost: float) -> bool:
-        if self.live + requests <= self.most:
-            return True
+        excess = self.live + requests - self.bound
+        if excess <= 0 or self.closed:
+            return excess <= 0
         # If items have costs, idle slots may take fewer of them at once than their number suggests.
-        return self._has_costs and not self.closed and self._start_at_once(requests, cost)
+        if self.options.batch_size_fn is not None:
+            return self._start_at_once(requests, cost)
+        return excess <= self._at_once.requests
 
     def _start_at_once(self, requests: int, cost: float) -> bool:
         return self._at_once.fits(self.live + requests, self.cost + cost)

@@ -26,24 +26,21 @@ _MOST_COST: Final = 1e300
 
 
 class _Bucket:
-    __slots__ = ("_at", "_before", "_burst_s", "_level", "_rate")
+    __slots__ = ("_at", "_before", "_level", "burst_s", "rate")
 
     def __init__(self) -> None:
-        self._rate: float | None = None  # a second; None for no limit
-        self._burst_s = 0.0
+        self.rate: float | None = None  # a second; None for no limit
+        self.burst_s = 0.0
         # How much it had at a time; below 0 if it was in debt.
         self._level = 0.0
         self._at = -math.inf
         self._before = self._level, self._at
 
-    def change(self, rate: float | None, burst_s: float) -> None:
-        self._rate, self._burst_s = rate, burst_s
-
     def spend(self, amount: float, now: float) -> None:
         self._before = self._level, self._at
-        if self._rate is not None:
-            most = self._rate * self._burst_s
-            level = min(most, self._level + self._rate * (now - self._at))
+        if self.rate is not None:
+            most = self.rate * self.burst_s
+            level = min(most, self._level + self.rate * (now - self._at))
             self._level, self._at = level - min(amount, _MOST_COST), now
 
     def refund(self) -> None:
@@ -51,9 +48,9 @@ class _Bucket:
 
     def opens_at(self) -> float:
         """Returns when it is out of debt; minus infinity if it is not in debt."""
-        if self._rate is None or self._level >= 0:
+        if self.rate is None or self._level >= 0:
             return -math.inf
-        return self._at - self._level / self._rate
+        return self._at - self._level / self.rate
 
 
 class Limiter:
@@ -62,36 +59,34 @@ class Limiter:
     def __init__(self) -> None:
         # Whether there is a limit, or has been a pause; otherwise nothing else needs a look.
         self.is_active = False
-        # No batch may start before this time.
-        self.opens_at = -math.inf
         self._paused_until = -math.inf
         self._batches = _Bucket()
         self._cost = _Bucket()
 
     def change(self, limit: Limit | None) -> None:
         """Applies another limit to what was spent so far, and to what follows."""
-        per_min = None if limit is None else limit.cost_per_min
-        burst_s = 0 if limit is None else limit.burst_s
-        self._batches.change(None if limit is None else limit.batches_per_s, burst_s)
-        self._cost.change(None if per_min is None else per_min / _SECONDS_PER_MIN, burst_s)
-        if limit is not None:
-            self.is_active = True
-        self._update()
+        self._batches.rate = self._cost.rate = None
+        if limit is None:
+            return
+        self.is_active = True
+        self._batches.rate = limit.batches_per_s
+        if limit.cost_per_min is not None:
+            self._cost.rate = limit.cost_per_min / _SECONDS_PER_MIN
+        self._batches.burst_s = self._cost.burst_s = limit.burst_s
 
     def pause(self, until: float) -> None:
         self._paused_until = max(self._paused_until, until)
         self.is_active = True
-        self._update()
 
     def spend(self, cost: float, now: float) -> None:
         self._batches.spend(1, now)
         self._cost.spend(cost, now)
-        self._update()
 
     def refund(self) -> None:
         self._batches.refund()
         self._cost.refund()
-        self._update()
 
-    def _update(self) -> None:
-        self.opens_at = max(self._paused_until, self._batches.opens_at(), self._cost.opens_at())
+    @property
+    def opens_at(self) -> float:
+        """No batch may start before this time."""
+        return max(self._paused_until, self._batches.opens_at(), self._cost.opens_at())

@@ -88,9 +88,7 @@ class PressureTracker:
         return False
 
     def must_see(self, wait: Wait) -> bool:
-        """Returns whether an unseen request may have to be dispatched before a wait ends."""
-        if not self.unseen:
-            return False
+        """Returns whether an unseen request, of which there are some, can't wait that long."""
         if wait.until is None:
             return True
         lead_s = self.lead_s(self._most_cost)
@@ -161,8 +159,6 @@ class PressureTracker:
         return leave_by
 
     def _first(self) -> Request | None:
-        if not self.has_times:
-            return None
         first: Request | None = self._leave_by.first()
         while first is not None and not _is_queued(first):
             next(self._leave_by.due(math.inf))

@@ -170,12 +170,6 @@ class Regathering:
             last = self.rounds[-1]
             last.woken_s = now - last.began_at
 
-    def wait(self, calls: int, idle_slots: float) -> tuple[float, int]:
-        """Returns until when a free slot with a due batch waits for calls, and for how many."""
-        made = calls - self._owed_since
-        missing = self.owed / max(1, idle_slots) - made  # no call is awaited by unlimited slots
-        return self._last_end_at + self._wait_s, max(0, math.ceil(missing - _ROUNDING))
-
     def decide(
         self,
         decision: Dispatch | Wait,
@@ -191,12 +185,15 @@ class Regathering:
         has_waited, self.has_waited = self.has_waited, False
         if not self._is_on or isinstance(decision, Wait) or decision.reason not in _WINDOW_ENDED:
             return decision
-        until, missing = self.wait(calls, idle_slots)
-        if missing:
+        # No call is awaited by unlimited slots.
+        expected = self.owed / max(1, idle_slots) - (calls - self._owed_since)
+        missing = math.ceil(expected - _ROUNDING)
+        if missing > 0:
             cost = policy.cost_of_all() * (live + missing) / live
             lead_s = self._pressures.lead_s(min(cost, self._limit.cost)) or 0
             # It includes requests that run, which only shortens the wait.
-            until = min(until, self._overdue.timers.next_at() - lead_s)
+            due = self._overdue.timers.next_at() - lead_s
+            until = min(self._last_end_at + self._wait_s, due)
             if until > now:
                 self.has_waited = True
                 self.urgent_before = until + lead_s

@@ -44,11 +44,15 @@ def is_set(options: Options, name: str) -> bool:
 
 
 def sets_windows(options: Options) -> bool:
+    return any(one.batch_wait_timeout_s is not SAME for one in queue_policies_of(options))
+
+
+def queue_policies_of(options: Options) -> list[Any]:
     policies = [*options.queue_policies.values(), options.default_queue_policy]
-    return any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
+    return [one for one in policies if one is not None]
 
 
-def _sheds(options: Options) -> bool:
+def sheds(options: Options) -> bool:
     return options.overload in ("shed_oldest", "shed_lowest")
 
 
@@ -88,7 +92,7 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "overload",
         "max_queued_requests",
         "an unbounded queue and one without places shed nothing; pass max_queued_requests=1000",
-        lambda o: _sheds(o) and not o.max_queued_requests,
+        lambda o: sheds(o) and not o.max_queued_requests,
     ),
     _with("models", "sticky_load_factor", "both choose the replica of a request"),
     _with_no_places("bucket_by", _SOME),

@@ -2,9 +2,8 @@
 
 Two heaps determine which bucket is next, so that a decision costs O(log b) in the number of
 non-empty buckets. The *agenda* has the buckets by due time. Buckets that are due move to *ready*,
-which orders them by their first requests; the first one there is dispatched. When a bucket changes,
-its entry is not searched for: a new one is pushed, and the old one is recognized as outdated when
-it comes up.
+which orders them by their first requests; the first one there is dispatched. Both are `Timers`, so
+the entry of a bucket that changes is cancelled, and not searched for.
 
 A bucket exists only while requests wait in it.
 
@@ -12,17 +11,16 @@ With homes, the requests of a batch also prefer the same replica, and a bucket t
 held back for it (`homes`). A deadline, a flush or a drain does not wait for a replica.
 
 Invariants:
-    A bucket has at most one valid entry in each heap: the last one pushed.
+    A bucket has at most one entry in each heap that is not cancelled.
     A bucket that could be dispatched now is in ``ready``, or in the agenda with a due time in the
     past.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.policies.ranked import DUE_NOW, NOBODY_WAITS
 from shoal.core.policies.rule import Rule
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Request, RequestOptions
     from shoal.core.timers import Timer
 
-_OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
-
 
 @dataclass(slots=True, eq=False)
 class _Bucket:
@@ -48,8 +44,8 @@ class _Bucket:
     # Its entry in the agenda, and the time of that; infinity for none.
     timer: Timer | None = None
     due_at: float = math.inf
-    # The sort key of its valid entry in `ready`; None for none.
-    head: Any = None
+    # Its entry in `ready`, with the order of its first request in place of a time.
+    ready: Timer | None = None
 
 
 class Buckets(Rule):
@@ -69,8 +65,7 @@ class Buckets(Rule):
         self._rank = rank
         self._buckets: dict[Hashable, _Bucket] = {}
         self._agenda = Timers()
-        self._ready: list[tuple[Any, int, _Bucket]] = []
-        self._number = 0
+        self._ready = Timers()
         self._chosen: _Bucket | None = None
         self._asleep_until = NOBODY_WAITS
         # Until when a batch that is due waits for a replica that it prefers.
@@ -80,15 +75,9 @@ class Buckets(Rule):
     def add(self, request: Request) -> bool:
         asked = request.options
         assert asked is not None
-        if self._homes is not None:
-            self._homes.add(asked)
-        key = self._key(asked)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = _Bucket(key, self._make())
+        bucket = self._bucket_for(asked)
         bucket.rule.put(request)
-        self.cost += asked.cost
-        if bucket.head is not None:
+        if bucket.ready is not None:
             if self._rank is not None and bucket.rule.head() is request:
                 self._make_ready(bucket)
             return self._homes is not None and self._homes.releases(asked)
@@ -97,15 +86,10 @@ class Buckets(Rule):
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
     def insert(self, request: Request) -> None:
-        asked = request.options
-        assert asked is not None
-        if self._homes is not None:
-            self._homes.add(asked)
-        key = self._key(asked)
-        bucket = self._buckets.setdefault(key, _Bucket(key, self._make()))
+        assert request.options is not None
+        bucket = self._bucket_for(request.options)
         bucket.rule.insert(request)
-        self.cost += request.cost
-        if bucket.head is not None:
+        if bucket.ready is not None:
             self._make_ready(bucket)
         elif bucket.due_at != DUE_NOW:
             self._plan_at(bucket, DUE_NOW)
@@ -155,7 +139,7 @@ class Buckets(Rule):
         self.cost -= before - bucket.rule.cost
         if self._homes is not None:
             self._homes.count(taken[0], -len(taken))
-        bucket.head = None
+        self._unready(bucket)
         if bucket.rule.count:
             # Planned as due, so that it is checked, in its new order, when the next slot asks.
             self._plan_at(bucket, DUE_NOW)
@@ -195,11 +179,21 @@ class Buckets(Rule):
         key = (asked.key, asked.priority) if self._isolates else asked.key
         return key if self._homes is None else (key, self._homes.preferred(asked))
 
+    def _bucket_for(self, asked: RequestOptions) -> _Bucket:
+        """Counts a request, and returns its bucket, which is made if need be."""
+        if self._homes is not None:
+            self._homes.add(asked)
+        self.cost += asked.cost
+        key = self._key(asked)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(key, self._make())
+        return bucket
+
     def _refile(self, homes: Preferences) -> None:
         waiting = self.by_arrival()
         self._buckets.clear()
-        self._ready.clear()
-        self._agenda = Timers()
+        self._ready, self._agenda = Timers(), Timers()
         homes.forget_counts()
         self.cost = 0
         for request in waiting:
@@ -213,57 +207,54 @@ class Buckets(Rule):
         homes = self._homes
         if homes is None or pressure is not None:
             return self._first_ready(now, pressure)
-        held: list[tuple[Any, int, _Bucket]] = []
+        held: list[_Bucket] = []
         while (decision := self._first_ready(now, None)) is not None:
-            first = self._ready[0][2].rule.head()
+            bucket: _Bucket = self._ready.first()
+            first = bucket.rule.head()
             assert first is not None
             until = homes.held_until(first, now)
             if until <= now:
                 break
             self._held_until = min(self._held_until, until)
-            held.append(heapq.heappop(self._ready))  # others go first
-        for entry in held:
-            heapq.heappush(self._ready, entry)
+            self._unready(bucket)  # others go first
+            held.append(bucket)
+        for bucket in held:
+            self._make_ready(bucket)
         homes.is_holding = bool(held)
         return decision
 
     def _first_ready(self, now: float, pressure: Pressure | None) -> Dispatch | None:
-        while self._ready:
-            head, _number, bucket = self._ready[0]
-            if bucket.head is None or bucket.head != head or not bucket.rule.count:
-                heapq.heappop(self._ready)
-                continue
-            first = bucket.rule.head()
-            assert first is not None
-            if self._order_of(first) != head:  # its head has left
-                heapq.heappop(self._ready)
-                self._make_ready(bucket)
+        while (bucket := self._ready.first()) is not None:
+            if self._make_ready(bucket):  # its first request had left
                 continue
             decision = self._ask(bucket, now, pressure)
             if isinstance(decision, Dispatch):
                 return decision
-            heapq.heappop(self._ready)
-            bucket.head = None
+            self._unready(bucket)
             self._plan_at(bucket, math.inf if decision.until is None else decision.until)
         return None
 
     def _move_due_ones(self, now: float) -> None:
         for bucket in self._agenda.due(now):
             bucket.due_at = math.inf
-            if bucket.head is None:
+            if bucket.ready is None:
                 self._make_ready(bucket)
 
-    def _make_ready(self, bucket: _Bucket) -> None:
+    def _make_ready(self, bucket: _Bucket) -> bool:
+        """Puts a bucket at its place among those that are ready; returns whether it had another."""
         first = bucket.rule.head()
         assert first is not None
         order = self._order_of(first)
-        if bucket.head != order:
-            bucket.head = order
-            self._number += 1
-            heapq.heappush(self._ready, (order, self._number, bucket))
-            if len(self._ready) > 2 * len(self._buckets) + _OLD_ENTRIES_WORTH_A_SWEEP:
-                self._ready = [entry for entry in self._ready if entry[2].head == entry[0]]
-                heapq.heapify(self._ready)
+        if bucket.ready is not None and bucket.ready[0] == order:
+            return False
+        self._unready(bucket)
+        bucket.ready = self._ready.add(order, bucket)
+        return True
+
+    def _unready(self, bucket: _Bucket) -> None:
+        if bucket.ready is not None:
+            self._ready.forget(bucket.ready)
+            bucket.ready = None
 
     def _plan(self, bucket: _Bucket, now: float) -> float:
         """Puts a bucket on the agenda at its due time, and returns this time."""
@@ -280,7 +271,7 @@ class Buckets(Rule):
 
     def _forget_if_empty(self, bucket: _Bucket) -> None:
         if not bucket.rule.count:
-            bucket.head = None
+            self._unready(bucket)
             self._plan_at(bucket, math.inf)
             del self._buckets[bucket.key]
             if not self._buckets:

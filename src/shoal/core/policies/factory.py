@@ -11,7 +11,7 @@ from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.homes import preferences_of
 from shoal.core.policies.ranked import Ranked, rank_of
 from shoal.core.policies.rule import Guarded, SizeOrWait
-from shoal.core.policies.sizing import Window, sizing_of
+from shoal.core.policies.sizing import filling_of
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
@@ -75,12 +75,11 @@ def policy_of(
     if not distinguishes_requests(options):
         return SizeOrWait(options)
     rank = rank_of(options)
-    sizing = sizing_of(options, model, adaptive)
-    window = Window(options, adaptive)
+    filling = filling_of(options, model, adaptive)
     numbers = count(1)
 
     def one_bucket() -> Ranked:
-        return Ranked(rank, sizing, window, adaptive, numbers)
+        return Ranked(rank, filling, numbers)
 
     isolates = options.priority_mixing == "isolate"
     homes = preferences_of(options, members)

@@ -3,6 +3,10 @@
 Requests prefer a replica by their shard keys (`Homes`), or the replicas that have their model
 loaded (`LoadedModels`). `Buckets` has a bucket for each home or model. A request without a shard
 key, or without a model, takes any replica.
+
+A request waits for its home only while the replicas stay balanced ("consistent hashing with bounded
+loads"): if the home has more requests, running and waiting, than ``sticky_load_factor`` times the
+average, its requests go to the next replica with room.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+from shoal.core.replicas.members import ALL_IN_USE, LOADED, UNLOADS_WANTED
 
 if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
@@ -92,8 +98,14 @@ class Homes(Preferences):
         return self.is_holding and (asked.home is None or not self._holds(asked.home))
 
     def _holds(self, home: Any) -> bool:
-        waiting, all_waiting = self._waiting[home], self._waiting.total()
-        return self._members.holds(home, waiting, all_waiting, self._size, self._load_factor)
+        members, size = self._members, self._size
+        if home not in members or home.room(size):
+            return False
+        total = sum([member.reserved for member in members]) + self._waiting.total()
+        most = self._load_factor * total / len(members)
+        if home.reserved + self._waiting[home] - 1 >= most:  # it is above the bound, rounded up
+            return False
+        return any(member.room(size) for member in members)
 
 
 class LoadedModels(Preferences):
@@ -110,8 +122,15 @@ class LoadedModels(Preferences):
         return False
 
     def _held_until(self, preferred: Any, arrived_at: float, now: float) -> float:
-        wait_s = self._max_wait_s
-        return self._members.model_held_until(preferred, arrived_at, now, self._size, wait_s)
+        members = self._members
+        with_room = [member for member in members if member.room(self._size)]
+        best = min([members.model_rank(one, preferred) for one in with_room], default=LOADED)
+        if best == ALL_IN_USE:
+            return math.inf  # until a batch has ended
+        is_loaded = any(preferred in member.models for member in members)
+        if best == UNLOADS_WANTED or (best != LOADED and is_loaded):
+            return max(now, arrived_at + self._max_wait_s)
+        return now
 
 
 def preferences_of(options: BatchOptions, members: Members[Any]) -> Preferences | None:

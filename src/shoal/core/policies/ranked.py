@@ -1,10 +1,9 @@
 """The rule for one bucket of requests that are not all alike: ranks, costs, limits and windows.
 
-It generalizes `SizeOrWait`. A batch is *full* by its requests, their cost or at a preferred size
-(`Sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`Window`,
-in `sizing`),
-and the *order* is by rank, the lowest first. A request that does not fit stays first in the queue;
-nothing overtakes it, or a large item might never find room.
+It generalizes `SizeOrWait`. A batch is *full* by its requests, their cost or at a preferred size,
+and the *wait* depends on the level, on an idle timeout or on a latency target (`Filling`). The
+*order* is by rank, the lowest first. A request that does not fit stays first in the queue; nothing
+overtakes it, or a large item might never find room.
 
 Ageing needs no reordering. A request's level improves by one for each ``priority_aging_s`` that it
 has waited, so of two requests the one with the lower ``arrived_at + level * priority_aging_s`` is
@@ -22,9 +21,12 @@ Invariants:
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.core.options.mixes import queue_policies_of
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, cost_of, is_worth_a_sweep, take_from
@@ -34,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.policies.sizing import Sizing, Window
+    from shoal.core.policies.sizing import Filling
     from shoal.core.policy import Pressure
     from shoal.core.request import Request
 
@@ -43,43 +44,39 @@ if TYPE_CHECKING:
 
 NOBODY_WAITS: Final = -math.inf
 DUE_NOW: Final = -math.inf
+# Before any time, so that only a batch that is `DUE_NOW` wakes the slot.
+_UNTIL_FULL: Final = -sys.float_info.max
 
 
 class Ranked(Rule):
     def __init__(
         self,
         rank: Rank | None,
-        sizing: Sizing,
-        window: Window,
-        adaptive: AdaptiveRule | None,
+        filling: Filling,
         numbers: Iterator[int],
     ) -> None:
         self.queue = ArrivalQueue() if rank is None else RankedQueue(rank)
-        by_due = window.queue()
+        by_due = filling.by_due()
         both_by_arrival = rank is None and isinstance(by_due, ArrivalQueue)
         self._by_due = self.queue if both_by_arrival or by_due is None else by_due
         self._has_two_queues = self._by_due is not self.queue
-        self._sizing = sizing
-        self._window = window
-        self._adaptive = adaptive
+        self._filling = filling
         self._numbers = numbers
         self._newest_at = NOBODY_WAITS
-        self._most = sizing.limit.requests
+        self._most = filling.limit.requests
         self._target_cost: float = 0
         self.count = 0
         self.cost: float = 0
         # When the waiting slot decides again.
         self.asleep_until = NOBODY_WAITS
-        self._is_held = False
 
     def hold(self) -> None:
-        self._is_held = True
+        self.asleep_until = _UNTIL_FULL
 
     def add(self, request: Request) -> bool:
         self.put(request)
-        if self.asleep_until == NOBODY_WAITS:
-            return self._is_held and self.due_at(request.arrived_at) == DUE_NOW
-        return self.due_at(request.arrived_at) < self.asleep_until
+        asleep_until = self.asleep_until
+        return asleep_until != NOBODY_WAITS and self.due_at(request.arrived_at) < asleep_until
 
     def put(self, request: Request) -> None:
         """Adds a request without checking whether a slot must be woken."""
@@ -92,8 +89,8 @@ class Ranked(Rule):
         self._newest_at = request.arrived_at
         self.count += 1
         self.cost += asked.cost
-        if self._adaptive is not None:
-            self._adaptive.arrived(request.arrived_at)
+        if (adaptive := self._filling.adaptive) is not None:
+            adaptive.arrived(request.arrived_at)
 
     def remove(self, request: Request) -> None:
         self.count -= 1
@@ -115,7 +112,7 @@ class Ranked(Rule):
 
     def due_at(self, now: float) -> float:
         """Returns when a batch is due as things are now; minus infinity if it is full."""
-        if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
+        if self.count >= self._most or self.cost >= self._filling.enough(self.cost):
             return DUE_NOW
         return self._due(now)[0]
 
@@ -127,18 +124,17 @@ class Ranked(Rule):
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self.asleep_until = NOBODY_WAITS
-        self._is_held = False
         self._tidy()
         if not self.count:
             return Wait(None, 1)
         due, reason = self._due(now)
-        if self.count >= self._most or self.cost >= self._sizing.enough(self.cost):
+        if self.count >= self._most or self.cost >= self._filling.enough(self.cost):
             waits = pressure is None and due > now
-            self._target_cost = self._sizing.target(self.cost, self._costs, waits=waits)
+            self._target_cost = self._filling.target(self.cost, self._costs, waits=waits)
             if self._target_cost:
                 return Dispatch(self.count, DispatchReason.FULL)
         if pressure is not None or due <= now:
-            self._target_cost = self._sizing.target(self.cost, self._costs, waits=False)
+            self._target_cost = self._filling.target(self.cost, self._costs, waits=False)
             return Dispatch(self.count, reason if pressure is None else pressure.reason)
         self.asleep_until = due
         return Wait(None if due == math.inf else due)
@@ -166,7 +162,7 @@ class Ranked(Rule):
     def put_back(self, requests: Sequence[Request]) -> None:
         self.queue.put_back(requests)
         if not self.count and self._has_two_queues:
-            for request in sorted(requests, key=_arrival):
+            for request in sorted(requests, key=attrgetter("arrived_at")):
                 self._by_due.push(request)
         self.count += len(requests)
         self.cost += cost_of(requests)
@@ -188,7 +184,7 @@ class Ranked(Rule):
     def _due(self, now: float) -> tuple[float, DispatchReason]:
         first = self._by_due.first()
         assert first is not None
-        return self._window.due(first, self._newest_at, self.count, self.cost, now)
+        return self._filling.due(first, self._newest_at, self.count, self.cost, now)
 
     def _costs(self, most_cost: float) -> list[float]:
         seen: list[Request] = []
@@ -206,24 +202,16 @@ class Ranked(Rule):
                 queue.sweep()
 
 
-def _arrival(request: Request) -> float:
-    return request.arrived_at
-
-
 def rank_of(options: BatchOptions) -> Rank | None:
     """Returns the function that ranks requests; None for the order of arrival."""
     by_deadline = options.order == "deadline"
-    if options.priority_levels == 1 and not by_deadline and not _may_delay(options):
+    may_delay = any(one.timeout_action == "delay" for one in queue_policies_of(options))
+    if options.priority_levels == 1 and not by_deadline and not may_delay:
         return None
     aging_s = options.priority_aging_s
     if aging_s is None or aging_s == math.inf:
         return partial(_strict, by_deadline)
     return partial(_aged, by_deadline, aging_s)
-
-
-def _may_delay(options: BatchOptions) -> bool:
-    policies = [*options.queue_policies.values(), options.default_queue_policy]
-    return any(policy is not None and policy.timeout_action == "delay" for policy in policies)
 
 
 def _strict(by_deadline: bool, request: Request) -> tuple[int, bool, float]:

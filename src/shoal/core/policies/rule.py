@@ -148,10 +148,8 @@ class SizeOrWait(Rule):
 
     def remove(self, request: Request) -> None:
         self._left += 1
-        if self._left == len(self.queue):  # only ended requests are left
-            self.queue.clear()
-            self._left = 0
-        elif is_worth_a_sweep(self._queue, len(self.queue) - self._left):
+        live = len(self.queue) - self._left
+        if not live or is_worth_a_sweep(self._queue, live):
             self._queue.sweep()
             self._left = 0
 
@@ -167,7 +165,8 @@ class SizeOrWait(Rule):
         if self._wait_s is None:
             return self._until_full
         if self._left:
-            self._drop_leftovers()
+            self._queue.first()  # drops the leftovers before it
+            self._left = len(queue) - live
         due = queue[0].arrived_at + self._wait_s
         if due <= now:
             return Dispatch(live, DispatchReason.TIMER)
@@ -203,8 +202,3 @@ class SizeOrWait(Rule):
 
     def waiting(self) -> Iterable[Request]:
         return self._queue
-
-    def _drop_leftovers(self) -> None:
-        before = len(self.queue)
-        self._queue.first()
-        self._left -= before - len(self.queue)

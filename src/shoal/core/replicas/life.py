@@ -230,11 +230,8 @@ _OPEN_AFTER: Final = 3
 class Restarts:
     def __init__(self) -> None:
         self.longest_s = LONGEST_S
-        # When the next replica may be started, on the clock of the arguments.
-        self.next_at = -math.inf
-        self._failures = 0
-        self._start_failures = 0
         self._started_at = -math.inf
+        self.forget()
 
     @property
     def is_open(self) -> bool:
@@ -254,6 +251,7 @@ class Restarts:
 
     def forget(self) -> None:
         """Clears all failures, since they belong to other code or another config."""
+        # When the next replica may be started, on the clock of the arguments.
         self.next_at = -math.inf
         self._failures = 0
         self._start_failures = 0

@@ -6,15 +6,10 @@ The preferred replica of a key, its *home*, is found by rendezvous hashing: of a
 the one with the highest number drawn from its name and the key. A new replica takes its share of
 the keys from each of the others, and the keys of one that has ended spread over the rest. All other
 keys keep their homes.
-
-A request waits for its home only while the replicas stay balanced ("consistent hashing with bounded
-loads"): if the home has more requests, running and waiting, than ``sticky_load_factor`` times the
-average, its requests go to the next replica with room.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -82,7 +77,7 @@ class Member(Generic[ReplicaT]):
 
 
 # How well a replica suits a model's batch; the lowest is the best.
-_LOADED, _HAS_PLACE, _UNLOADS_UNWANTED, _UNLOADS_WANTED, _ALL_IN_USE = range(5)
+LOADED, HAS_PLACE, UNLOADS_UNWANTED, UNLOADS_WANTED, ALL_IN_USE = range(5)
 
 
 class Members(Generic[ReplicaT]):
@@ -155,7 +150,7 @@ class Members(Generic[ReplicaT]):
         if model is not None:
             with_room = [member for member in self._all if member.room(size)]
             return min(
-                with_room, key=lambda one: (self._model_rank(one, model), one.batches), default=None
+                with_room, key=lambda one: (self.model_rank(one, model), one.batches), default=None
             )
         if home is not None:
             in_order = sorted(self._all, key=lambda one: self._rank(one, home), reverse=True)
@@ -168,46 +163,19 @@ class Members(Generic[ReplicaT]):
                     break
         return best
 
-    def model_held_until(
-        self, model: str, arrived_at: float, now: float, size: int, max_wait_s: float
-    ) -> float:
-        """Returns until when a due batch waits for its model; infinity: until a batch has ended."""
-        ranks = [self._model_rank(one, model) for one in self._all if one.room(size)]
-        best = min(ranks, default=_LOADED)
-        if best == _LOADED:
-            return now
-        if best == _ALL_IN_USE:
-            return math.inf
-        until = arrived_at + max_wait_s
-        if best == _UNLOADS_WANTED or any(model in member.models for member in self._all):
-            return max(now, until)
-        return now
-
-    def _model_rank(self, member: Member[ReplicaT], model: str) -> int:
+    def model_rank(self, member: Member[ReplicaT], model: str) -> int:
         if model in member.models:
-            return _LOADED
+            return LOADED
         if len(member.models) < self.max_models:
-            return _HAS_PLACE
+            return HAS_PLACE
         if member.victim(self.waiting) is not None:
-            return _UNLOADS_UNWANTED
-        return _UNLOADS_WANTED if member.victim() is not None else _ALL_IN_USE
+            return UNLOADS_UNWANTED
+        return UNLOADS_WANTED if member.victim() is not None else ALL_IN_USE
 
     def home(self, key: str) -> Member[ReplicaT] | None:
         """Returns the replica that a shard key prefers; None if there is no replica."""
         encoded = key.encode("utf-8", "surrogatepass")
         return max(self._all, key=lambda one: drawn(one.name, encoded), default=None)
-
-    def holds(
-        self, home: Member[ReplicaT], waiting: int, all_waiting: int, size: int, load_factor: float
-    ) -> bool:
-        """Returns whether a batch that is due waits for its home, though another has room."""
-        if home not in self._all or home.room(size):
-            return False
-        total = sum([member.reserved for member in self._all]) + all_waiting
-        most = load_factor * total / len(self._all)
-        if home.reserved + waiting - 1 >= most:  # it is above the bound, rounded up
-            return False
-        return any(member.room(size) for member in self._all)
 
     def _rank(self, member: Member[ReplicaT], home: Member[ReplicaT]) -> tuple[bool, float]:
         return member is home, drawn(member.name, home.name.encode())
