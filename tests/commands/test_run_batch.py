@@ -523,7 +523,12 @@ MISTAKES = [
     (["jobs:sizes", "in.jsonl", "out.jsonl", "--option", "max_batch_size=-1"], "at least 1"),
     (["jobs:one_item", "in.jsonl", "out.jsonl"], "takes one item at a time"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--option", "size=3"], "size"),
-    (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "init args are for classes"),
+    (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "takes no --arg or --kwarg"),
+    (["jobs:double", "in.jsonl", "out.jsonl", "--kwarg", "n=3"], "double is not a class"),
+    (
+        ["jobs:Times", "in.jsonl", "out.jsonl"],
+        "Times can't be instantiated: missing a required argument: 'factor'; give its arguments",
+    ),
     (["site_of_jobs:app", "in.jsonl", "out.jsonl", "--arg", "3"], "has its own options"),
     (["double", "in.jsonl", "out.jsonl"], "is not an import path"),
 ]

@@ -69,14 +69,18 @@ def named(spec: str, example: str) -> Any:
 def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Returns an instance if the handler is a class, else the handler itself."""
     definition = Definition(handler, tuple(args), tuple(kwargs.items()))
-    if callable(handler):  # else a batcher refuses it
-        definition.check_loaded(handler)
     if not inspect.isclass(handler):
+        if args or kwargs:
+            raise CommandError(f"{definition.name} is not a class, so it takes no --arg or --kwarg")
         return handler
+    definition.check_loaded(handler)
     try:
-        definition.check_init(handler)
+        definition.bind_init(handler)
     except TypeError as error:
-        raise CommandError(f"{error}; give its arguments by --arg and --kwarg") from None
+        raise CommandError(
+            f"{handler.__qualname__} can't be instantiated: {error}; give its arguments with --arg "
+            "and --kwarg"
+        ) from None
     try:
         return definition.instantiated(handler)
     except Exception as error:
