@@ -423,6 +423,20 @@ def test_rows_of_parquet_become_columns(told):
     assert "out.parquet is complete; --overwrite computes it again" in told.err
 
 
+@pytest.mark.parametrize(
+    ("numbers", "computed"), [([1, 2], {"result": [2, 4]}), ([], {"result": []})]
+)
+def test_a_parquet_file_that_was_not_written_is_written_by_the_same_command(
+    told, numbers, computed
+):
+    Path("in.jsonl").write_text("".join(f"{one}\n" for one in numbers))
+    Path("out.parquet.part.jsonl").write_text("".join(f"{2 * one}\n" for one in numbers))
+    told("jobs:double", "in.jsonl", "out.parquet")
+    assert not Path("calls.txt").exists()
+    assert table("out.parquet") == {"result": [2 * one for one in numbers]}
+    assert not Path("out.parquet.part.jsonl").exists()
+
+
 def test_a_column_of_parquet_and_a_column_of_results(told):
     table("in.parquet", word=["eel", "ray"], number=[1, 2])
     told("jobs:shout", "in.parquet", "out.parquet", "--column", "word")
