@@ -345,18 +345,17 @@ def _whole_lines(file: BinaryIO) -> tuple[int, int]:
 def _errors_until(file: BinaryIO, last: int, path: Path) -> tuple[int, int]:
     """Returns the number of errors of lines up to the last one, and where they end."""
     found = end = 0
-    for line in file:
-        number = None
-        if line.startswith(_ERROR_BEGINS) and line.endswith(b"\n"):
-            with suppress(ValueError):
-                number = int(line[len(_ERROR_BEGINS) : line.index(b",")])
-        elif _ERROR_BEGINS.startswith(line[: len(_ERROR_BEGINS)]) and not line.endswith(b"\n"):
-            break  # it was being written
-        if number is None:  # a mistyped path must not cost a file
-            raise CommandError(f"{path} is no file of errors of this command: remove it")
-        if number > last:
-            break
-        found, end = found + 1, end + len(line)
+    try:
+        for line in file:
+            if not line.startswith(_ERROR_BEGINS[: len(line)]):
+                raise ValueError(line)
+            if not line.endswith(b"\n"):  # it was being written
+                break
+            if int(line[len(_ERROR_BEGINS) : line.index(b",")]) > last:
+                break
+            found, end = found + 1, end + len(line)
+    except ValueError:  # a mistyped path must not cost a file
+        raise CommandError(f"{path} is no file of errors of this command: remove it") from None
     return found, end
 
 
