@@ -530,6 +530,7 @@ MISTAKES = [
     (["jobs:double", "in.jsonl", "out.jsonl", "--errors", "notes.txt"], "is no file of errors"),
     (["jobs:double", "in.jsonl", "long.jsonl"], "long.jsonl has 3 lines, and in.jsonl only 1"),
     (["jobs:double", "in.jsonl", "."], ". is a directory"),
+    (["jobs:double", ".", "out.jsonl"], "can't read .: Is a directory"),
     (["jobs:double", "in.jsonl", "/dev/null"], "is no regular file"),
     (["jobs:double", "in.jsonl", "no/where.jsonl"], "can't write no/where.jsonl"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--column", "a"], "--column is for a Parquet file"),

@@ -207,7 +207,7 @@ def open_lines(path: Path, most: int | None) -> Generator[Input]:
     if str(path) == "-":
         yield Input(_lines_of_pipe(0, most))
         return
-    with path.open("rb") as file:
+    with _readable(path) as file:
         if not path.is_file():
             yield Input(_lines_of_pipe(file.fileno(), most))
             return
@@ -215,6 +215,13 @@ def open_lines(path: Path, most: int | None) -> Generator[Input]:
         total += file.seek(0, os.SEEK_END) > end  # the last line may have no end
         file.seek(0)
         yield Input(file, total)
+
+
+def _readable(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise CommandError(f"can't read {path}: {error.strerror}") from None
 
 
 async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncGenerator[bytes]:
@@ -236,7 +243,7 @@ async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncGenerator[by
 def open_rows(path: Path, column: str | None) -> Generator[Input]:
     """Opens a Parquet file: each row is a dict, or the value if one column is read."""
     parquet = _parquet()
-    with path.open("rb") as file:
+    with _readable(path) as file:
         try:
             table = parquet.ParquetFile(file)
         except ValueError as error:  # pyarrow's errors are ValueErrors
