@@ -462,6 +462,14 @@ def test_results_that_fit_no_parquet_file_stay(job, told):
     assert lines("out.parquet.part.jsonl") == told_values
 
 
+def test_results_stay_where_no_parquet_file_can_be_written(told):
+    Path("in.jsonl").write_text("1\n")
+    Path("out.parquet.part").mkdir()
+    told("jobs:double", "in.jsonl", "out.parquet", code=1)
+    assert "can't write out.parquet, and the results stay in out.parquet.part.jsonl: " in told.err
+    assert lines("out.parquet.part.jsonl") == [2]
+
+
 def test_parquet_without_its_package(told, monkeypatch):
     monkeypatch.setattr("shoal.core.extras.find_spec", lambda _: None)
     Path("in.jsonl").write_text("1\n")

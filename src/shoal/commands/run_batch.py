@@ -130,8 +130,7 @@ def run(arguments: Namespace) -> int:
         if job.stopped_by is not None:
             return 128 + job.stopped_by
         if is_table and lines.total in (None, results.done):
-            with as_mistakes():
-                write_parquet(journal, output)
+            write_parquet(journal, output)
         return int(results.failed > 0)
 
 
@@ -156,14 +155,13 @@ def _source(arguments: Namespace) -> AbstractContextManager[Input]:
 def _target(arguments: Namespace) -> Opening:
     args, kwargs = init_arguments_of(arguments)
     options = option_pairs(arguments.option)
-    is_file = arguments.handler.endswith((".toml", ".py"))
-    found = (application_of if is_file else partial(named, example="my_module:embed"))(
-        arguments.handler
-    )
+    spec: str = arguments.handler
+    is_file = spec.endswith((".toml", ".py"))
+    found = application_of(spec) if is_file else named(spec, "my_module:embed")
     are_values = arguments.input.suffix == _PARQUET
     if not _is_application(found):
         opening = opened(instance_of(found, args, kwargs), **options)
-        return _open_handler(opening, arguments.handler, are_values)
+        return _open_handler(opening, spec, are_values)
     if args or kwargs or options:
         raise CommandError("an application has its own options")
     if are_values:

@@ -370,8 +370,8 @@ def write_parquet(journal: Path, path: Path) -> None:
     """Converts lines of JSON to a Parquet file, which is there whole or not at all."""
     arrow, parquet = import_module("pyarrow"), _parquet()
     beside = path.with_name(f"{path.name}.part")
-    are_objects = all(row is None or isinstance(row, dict) for row in _values(journal))
     try:
+        are_objects = all(row is None or isinstance(row, dict) for row in _values(journal))
         schema = arrow.schema([])
         for rows in _tables(journal, are_objects=are_objects):
             names = dict.fromkeys(name for row in rows for name in row)
@@ -386,6 +386,10 @@ def write_parquet(journal: Path, path: Path) -> None:
     except (ValueError, TypeError) as error:  # pyarrow's errors are of these
         raise CommandError(
             f"the results fit no Parquet file, and stay in {journal}: {error}", 1
+        ) from None
+    except OSError as error:
+        raise CommandError(
+            f"can't write {path}, and the results stay in {journal}: {error}", 1
         ) from None
     os.replace(beside, path)
     journal.unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.commands.support.output import CommandError, failed_code, say
+from shoal.commands.support.output import CommandError, as_mistakes, failed_code, say
 from shoal.core.extras import needing
 from shoal.failures.exceptions import users_part
 from shoal.replicas.code.definition import Definition, imported_unheld
@@ -19,7 +19,6 @@ from shoal.serving.app_file.flaws import AppFileRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import ModuleType
 
     from starlette.types import ASGIApp
 
@@ -128,13 +127,10 @@ def file_settings(spec: str) -> Mapping[str, Any]:
     return _read_file(spec).server if spec.endswith(".toml") else {}
 
 
-def need(package: str, feature: str = "serving") -> ModuleType:
+def need(package: str, feature: str = "serving") -> None:
     """Imports a package that only the extra ``serve`` installs."""
-    try:
-        with needing(feature, "serve"):
-            return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error), 1) from None
+    with as_mistakes(), needing(feature, "serve"):
+        importlib.import_module(package)
 
 
 def say_flaws(flaws: Sequence[object]) -> CommandError:
