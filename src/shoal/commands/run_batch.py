@@ -38,7 +38,6 @@ from shoal.commands.support.batch_lines import (
     LineRefused,
     OpenAiLines,
     ResultFiles,
-    failures_in,
     open_app,
     open_lines,
     open_rows,
@@ -112,7 +111,7 @@ def run(arguments: Namespace) -> int:
     _check_paths(arguments.input, output, journal, errors)
     if is_table and output.exists() and not journal.exists() and not arguments.overwrite:
         say(f"{output} is complete; --overwrite computes it again")
-        return int(failures_in(errors) > 0)
+        return int(errors.exists() and errors.stat().st_size > 0)
     with as_mistakes():
         if is_table or arguments.input.suffix == _PARQUET:
             need("a Parquet file", "pyarrow", "parquet")

@@ -182,12 +182,7 @@ class BatchHistory(BatchObserver):
         return places
 
     def _add_stay(
-        self,
-        known: BatcherHistory,
-        batch: int,
-        stay: Stay,
-        left_at: float,
-        outcome: str,
+        self, known: BatcherHistory, batch: int, stay: Stay, left_at: float, outcome: str
     ) -> None:
         place, joined_at, waited_s, request_id = stay
         self.number += 1

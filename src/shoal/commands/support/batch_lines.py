@@ -319,13 +319,6 @@ class ResultFiles:
             self.errors_path.unlink(missing_ok=True)
 
 
-def failures_in(errors: Path) -> int:
-    if not errors.exists():
-        return 0
-    with errors.open("rb") as file:
-        return _whole_lines(file)[0]
-
-
 def _opened(path: Path) -> BinaryIO:
     if path.exists() and not path.is_file():
         raise CommandError(f"{path} is no regular file, so no job can go on in it")
