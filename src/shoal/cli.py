@@ -86,7 +86,9 @@ def _run(given: list[str]) -> int:
         if str(mistake):
             say(f"shoal: {mistake}")
         return mistake.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:
+        if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is None:
+            raise
         return 128 + signal.SIGINT
 
 

@@ -1,5 +1,6 @@
 """What a command tells while it waits for a server."""
 
+import signal
 import sys
 from argparse import Namespace
 
@@ -7,7 +8,9 @@ import anyio
 import pytest
 from driven_server import served
 
+from shoal.cli import main
 from shoal.commands.server import client as connecting
+from shoal.serving.clients.remote_client import RemoteClient
 
 pytestmark = pytest.mark.real_time
 
@@ -53,3 +56,13 @@ def test_elsewhere_nothing_is_told(arguments, monkeypatch):
 
     connecting.ask(arguments, verb, waits_for="a replica of b")
     assert told == []
+
+
+def test_ctrl_c_ends_it_in_silence(monkeypatch, capsys):
+    async def status(client):
+        signal.raise_signal(signal.SIGINT)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(RemoteClient, "status", status)
+    assert main(["status", "--url", "http://server"]) == 130
+    assert capsys.readouterr() == ("", "")

@@ -42,7 +42,7 @@ def test_an_option_of_a_batcher_is_read(text, name, value):
     [
         ("priority_levels", "an option is written KEY=VALUE, like num_replicas=2, "),
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
-        ("bucket_by=x", "bucket_by is a function"),
+        ("bucket_by=x", "bucket_by is a function: give it to @shoal.batch; a simulation reads "),
         ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),
         ('limit={"batches_per_s": 0}', "limit: batches_per_s must be above 0"),
         ('queue_policies={"1": {"p": 1}}', r"queue_policies\[1\] has no 'p'"),

@@ -423,6 +423,20 @@ def test_rows_of_parquet_become_columns(told):
     assert "out.parquet is complete; --overwrite computes it again" in told.err
 
 
+@pytest.mark.parametrize(
+    ("numbers", "computed"), [([1, 2], {"result": [2, 4]}), ([], {"result": []})]
+)
+def test_a_parquet_file_that_was_not_written_is_written_by_the_same_command(
+    told, numbers, computed
+):
+    Path("in.jsonl").write_text("".join(f"{one}\n" for one in numbers))
+    Path("out.parquet.part.jsonl").write_text("".join(f"{2 * one}\n" for one in numbers))
+    told("jobs:double", "in.jsonl", "out.parquet")
+    assert not Path("calls.txt").exists()
+    assert table("out.parquet") == {"result": [2 * one for one in numbers]}
+    assert not Path("out.parquet.part.jsonl").exists()
+
+
 def test_a_column_of_parquet_and_a_column_of_results(told):
     table("in.parquet", word=["eel", "ray"], number=[1, 2])
     told("jobs:shout", "in.parquet", "out.parquet", "--column", "word")
@@ -446,6 +460,14 @@ def test_results_that_fit_no_parquet_file_stay(job, told):
     told("same:same", "in.jsonl", "out.parquet", code=1)
     assert "the results fit no Parquet file, and stay in out.parquet.part.jsonl: " in told.err
     assert lines("out.parquet.part.jsonl") == told_values
+
+
+def test_results_stay_where_no_parquet_file_can_be_written(told):
+    Path("in.jsonl").write_text("1\n")
+    Path("out.parquet.part").mkdir()
+    told("jobs:double", "in.jsonl", "out.parquet", code=1)
+    assert "can't write out.parquet, and the results stay in out.parquet.part.jsonl: " in told.err
+    assert lines("out.parquet.part.jsonl") == [2]
 
 
 def test_parquet_without_its_package(told, monkeypatch):
@@ -516,6 +538,7 @@ MISTAKES = [
     (["jobs:double", "in.jsonl", "out.jsonl", "--errors", "notes.txt"], "is no file of errors"),
     (["jobs:double", "in.jsonl", "long.jsonl"], "long.jsonl has 3 lines, and in.jsonl only 1"),
     (["jobs:double", "in.jsonl", "."], ". is a directory"),
+    (["jobs:double", ".", "out.jsonl"], "can't read .: Is a directory"),
     (["jobs:double", "in.jsonl", "/dev/null"], "is no regular file"),
     (["jobs:double", "in.jsonl", "no/where.jsonl"], "can't write no/where.jsonl"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--column", "a"], "--column is for a Parquet file"),
@@ -523,7 +546,12 @@ MISTAKES = [
     (["jobs:sizes", "in.jsonl", "out.jsonl", "--option", "max_batch_size=-1"], "at least 1"),
     (["jobs:one_item", "in.jsonl", "out.jsonl"], "takes one item at a time"),
     (["jobs:double", "in.jsonl", "out.jsonl", "--option", "size=3"], "size"),
-    (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "init args are for classes"),
+    (["jobs:double", "in.jsonl", "out.jsonl", "--arg", "3"], "takes no --arg or --kwarg"),
+    (["jobs:double", "in.jsonl", "out.jsonl", "--kwarg", "n=3"], "double is not a class"),
+    (
+        ["jobs:Times", "in.jsonl", "out.jsonl"],
+        "Times can't be instantiated: missing a required argument: 'factor'; give its arguments",
+    ),
     (["site_of_jobs:app", "in.jsonl", "out.jsonl", "--arg", "3"], "has its own options"),
     (["double", "in.jsonl", "out.jsonl"], "is not an import path"),
 ]

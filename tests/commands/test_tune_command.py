@@ -159,14 +159,14 @@ def test_a_plot_is_saved(told, directory):
         (["tuned:Nothing", "--item", '"eel"'], "the class Nothing has no __call__"),
         (
             ["tuned:echo", "--item", '"eel"', "--arg", "1"],
-            "init args are for classes, and echo is not a class",
+            "echo is not a class, so it takes no --arg or --kwarg",
         ),
         (["tuned:Echo", "--item", '"eel"', "--kwarg", "x"], "an option is written KEY=VALUE"),
         (
             ["tuned:Echo", "--item", '"eel"'],
             (
-                "Echo can't be instantiated with init_args=[] and init_kwargs={}: missing a "
-                "required argument: 'suffix'; give its arguments by --arg and --kwarg"
+                "Echo can't be instantiated: missing a required argument: 'suffix'; give its "
+                "arguments with --arg and --kwarg"
             ),
         ),
     ],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -33,7 +32,7 @@ from shoal.serving.clients.wire import config_shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.replicas.code.definition import Definition
@@ -66,19 +65,18 @@ def _run(arguments: Namespace) -> int:
     if app is None:
         raise CommandError(f"{arguments.application} is not a shoal.App: there is nothing to check")
     declared = app._declared  # pyright: ignore[reportPrivateUsage]
-    backends, complaints = _plans_of(declared)
+    backends, complaints = _inspected(declared)
     if complaints:
         raise _refusal(app, complaints)
-    for one in backends:
-        if one.oddity is not None:
-            say(f"backends.{one.tag}: {one.oddity}")
-    endpoints = declared.endpoints.values()
+    for tag, one in backends.items():
+        if one["oddity"] is not None:
+            say(f"backends.{tag}: {one['oddity']}")
     data = {
         "server": dict(server_settings(app)),
-        "backends": {one.tag: _backend_as_data(one) for one in backends},
-        "endpoints": {one.name: _endpoint_as_data(one) for one in endpoints},
+        "backends": backends,
+        "endpoints": {name: _as_data(one) for name, one in declared.endpoints.items()},
     }
-    return show(arguments, data, _as_tables(backends, endpoints))
+    return show(arguments, data, _as_tables(declared, backends))
 
 
 def _refusal(app: Any, complaints: Sequence[Complaint]) -> CommandError:
@@ -89,20 +87,21 @@ def _refusal(app: Any, complaints: Sequence[Complaint]) -> CommandError:
     return say_flaws(AppFileRefused(app.file.flaws.found).flaws)
 
 
-def _as_tables(plans: Iterable[BackendPlan], declared: Iterable[EndpointDeclaration]) -> str:
-    backends = [
-        (
-            one.tag,
-            one.code,
-            one.takes or "?",
-            placement_name(one.config.placement),
-            _replicas(one),
-            _options(one),
+def _as_tables(declared: Declarations, inspected: Mapping[str, Mapping[str, Any]]) -> str:
+    backends: list[Sequence[str]] = []
+    for tag, one in inspected.items():
+        scaling = declared.backends[tag][1].autoscaling
+        replicas = f"{scaling.min_replicas} to {scaling.max_replicas}" if scaling else None
+        options = {name: each for name, each in one["config"].items() if name not in _ELSEWHERE}
+        backends.append(
+            (
+                *(tag, one["code"], one["takes"] or "?", one["placement"]),
+                *(replicas or str(one["num_replicas"]), " ".join(keywords(options)) or "-"),
+            )
         )
-        for one in plans
-    ]
     endpoints = [
-        (one.name, one.path or "-", ",".join(one.methods), *routing(one)) for one in declared
+        (one.name, one.path or "-", ",".join(one.methods), *routing(one))
+        for one in declared.endpoints.values()
     ]
     return "\n\n".join(
         (
@@ -112,44 +111,16 @@ def _as_tables(plans: Iterable[BackendPlan], declared: Iterable[EndpointDeclarat
     )
 
 
-def _replicas(one: BackendPlan) -> str:
-    scaling = one.config.autoscaling
-    if scaling is None:
-        return str(one.config.num_replicas)
-    return f"{scaling.min_replicas} to {scaling.max_replicas}"
-
-
-def _options(one: BackendPlan) -> str:
-    shown = config_shown(one.config)
-    pairs = keywords({name: one for name, one in shown.items() if name not in _ELSEWHERE})
-    return " ".join(pairs) or "-"
-
-
-def _backend_as_data(one: BackendPlan) -> dict[str, Any]:
-    return {
-        "code": one.code,
-        "takes": one.takes,
-        "placement": placement_name(one.config.placement),
-        "num_replicas": one.config.num_replicas,
-        "config": config_shown(one.config),
-        "oddity": one.oddity,
-    }
-
-
-def _endpoint_as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
+def _as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
+    shadows: dict[str, dict[str, Any]] = {}
+    for tag, proportion, compare in endpoint.shadows:
+        name = qualified_name(compare) if callable(compare) else compare
+        shadows[tag] = {"proportion": proportion, "compare": name}
     return {
         "route": endpoint.path,
         "methods": list(endpoint.methods),
         "traffic": dict(endpoint.traffic),
-        "shadows": {
-            shadow.backend: {
-                "proportion": shadow.proportion,
-                "compare": qualified_name(shadow.compare)
-                if callable(shadow.compare)
-                else shadow.compare,
-            }
-            for shadow in endpoint.shadows
-        },
+        "shadows": shadows,
     }
 
 
@@ -161,32 +132,26 @@ class Complaint(ValueError):
         self.path = path
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackendPlan:
-    tag: str
-    code: str
-    config: BackendConfig
-    # Such as "lists of up to 64 str"; None if the code was not inspected.
-    takes: str | None = None
-    # Options that are allowed but probably a mistake.
-    oddity: str | None = None
-
-
-def _plans_of(declared: Declarations) -> tuple[list[BackendPlan], list[Complaint]]:
-    """Inspects all declarations of an application, and imports its code."""
+def _inspected(declared: Declarations) -> tuple[dict[str, dict[str, Any]], list[Complaint]]:
+    """Inspects all declarations, and imports their code; returns backends as data, and mistakes."""
+    backends: dict[str, dict[str, Any]] = {}
     complaints: list[Complaint] = []
-    backends: list[BackendPlan] = []
+    routed = [one.traffic for one in declared.endpoints.values() if one.path is not None]
     for tag, (definition, config) in declared.backends.items():
-        plan = BackendPlan(tag=tag, code=definition.import_path or definition.name, config=config)
+        has_route = any(traffic.get(tag, 0) > 0 for traffic in routed)
         try:
-            has_route = any(
-                one.path is not None and one.traffic.get(tag, 0) > 0
-                for one in declared.endpoints.values()
-            )
-            plan = _inspected(plan, definition, has_route)
+            takes, oddity = _inspected_code(("backends", tag), definition, config, has_route)
         except Complaint as complaint:
             complaints.append(complaint)
-        backends.append(plan)
+            continue
+        backends[tag] = {
+            "code": definition.import_path or definition.name,
+            "takes": takes,
+            "placement": placement_name(config.placement),
+            "num_replicas": config.num_replicas,
+            "config": config_shown(config),
+            "oddity": oddity,
+        }
     for name, endpoint in declared.endpoints.items():
         for shadow in endpoint.shadows:
             try:
@@ -196,13 +161,17 @@ def _plans_of(declared: Declarations) -> tuple[list[BackendPlan], list[Complaint
     return backends, complaints
 
 
-def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
-    """Completes a plan from the code; raises `Complaint` for the first mistake."""
+def _inspected_code(
+    path: tuple[str, ...], definition: Definition, config: BackendConfig, has_route: bool
+) -> tuple[str | None, str | None]:
+    """Returns what code takes, such as "lists of up to 64 str", and options that are odd.
+
+    Raises `Complaint` for the first mistake.
+    """
     from shoal.http.json.payload import reader_for
 
-    path, config = ("backends", plan.tag), plan.config
     if "python" in config.placed:
-        return plan  # this interpreter may not be able to import the code
+        return None, None  # this interpreter may not be able to import the code
     function = _function_of(path, definition)
     with _complaining((*path, "code")):
         handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
@@ -218,10 +187,9 @@ def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
     except Exception as error:
         with _complaining((*path, *_option_of(config, str(error)))):
             raise
-    takes = described(
-        handler.binding.signature, size, batched=batched, fill=config.fill, at_once=slots
-    )
-    return replace(plan, takes=takes, oddity=oddity)
+    signature = handler.binding.signature
+    takes = described(signature, size, batched=batched, fill=config.fill, at_once=slots)
+    return takes, oddity
 
 
 def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[..., Any]:

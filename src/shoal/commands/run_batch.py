@@ -38,7 +38,6 @@ from shoal.commands.support.batch_lines import (
     LineRefused,
     OpenAiLines,
     ResultFiles,
-    failures_in,
     open_app,
     open_lines,
     open_rows,
@@ -112,7 +111,7 @@ def run(arguments: Namespace) -> int:
     _check_paths(arguments.input, output, journal, errors)
     if is_table and output.exists() and not journal.exists() and not arguments.overwrite:
         say(f"{output} is complete; --overwrite computes it again")
-        return int(failures_in(errors) > 0)
+        return int(errors.exists() and errors.stat().st_size > 0)
     with as_mistakes():
         if is_table or arguments.input.suffix == _PARQUET:
             need("a Parquet file", "pyarrow", "parquet")
@@ -129,9 +128,8 @@ def run(arguments: Namespace) -> int:
         job.tell(output)
         if job.stopped_by is not None:
             return 128 + job.stopped_by
-        if is_table and job.is_complete:
-            with as_mistakes():
-                write_parquet(journal, output)
+        if is_table and lines.total in (None, results.done):
+            write_parquet(journal, output)
         return int(results.failed > 0)
 
 
@@ -156,14 +154,13 @@ def _source(arguments: Namespace) -> AbstractContextManager[Input]:
 def _target(arguments: Namespace) -> Opening:
     args, kwargs = init_arguments_of(arguments)
     options = option_pairs(arguments.option)
-    is_file = arguments.handler.endswith((".toml", ".py"))
-    found = (application_of if is_file else partial(named, example="my_module:embed"))(
-        arguments.handler
-    )
+    spec: str = arguments.handler
+    is_file = spec.endswith((".toml", ".py"))
+    found = application_of(spec) if is_file else named(spec, "my_module:embed")
     are_values = arguments.input.suffix == _PARQUET
     if not _is_application(found):
         opening = opened(instance_of(found, args, kwargs), **options)
-        return _open_handler(opening, arguments.handler, are_values)
+        return _open_handler(opening, spec, are_values)
     if args or kwargs or options:
         raise CommandError("an application has its own options")
     if are_values:
@@ -225,19 +222,15 @@ class _Job:
 
     def __init__(self, arguments: Namespace, source: Input, results: ResultFiles) -> None:
         self.stopped_by: int | None = None
-        self.is_complete = False
         self._arguments = arguments
         self._source = source
         self._results = results
         self._first = results.done
         self._began_at = time.monotonic()
-        self._has_shown_error = False
-        self._last: int | None = source.total
         self._check_source()
-        if arguments.limit is not None:
-            last = self._first + arguments.limit
-            self._last = last if self._last is None else min(last, self._last)
-        self.left = None if self._last is None else self._last - self._first
+        unread = None if source.total is None else source.total - self._first
+        limits = [one for one in (arguments.limit, unread) if one is not None]
+        self.left: int | None = min(limits, default=None)
         self._report = reporter(not arguments.quiet and self.left != 0, self.left, "run-batch")
 
     def _check_source(self) -> None:
@@ -282,17 +275,16 @@ class _Job:
 
     async def _work(self, form: Form, plan: MapPlan) -> None:
         lines: Any = self._source.lines
-        if self._source.total is not None:
-            lines = islice(lines, self._first, self._last)
+        if self._source.total is not None and self.left is not None:
+            lines = islice(lines, self._first, self._first + self.left)
         # Results that were taken since the last write: no more than the window has.
         landed: list[Any] = []
 
         def write(*_: object) -> None:
             """Writes the results that are there, whenever no more are."""
-            for outcome in landed:
-                self._add(form, outcome)
-            landed.clear()
-            self._results.flush()
+            results = [(b"", None) if one is BLANK else form.written(one) for one in landed]
+            landed.clear()  # also if they can't be written: to write later ones would leave a gap
+            self._results.write(results)
             self._report(self._results.done - self._first, False)
 
         window = self._arguments.window
@@ -307,23 +299,13 @@ class _Job:
         finally:
             write()
             self._report(self._results.done - self._first, True)
-        self.is_complete = self._source.total in (None, self._results.done)
-
-    def _add(self, form: Form, outcome: Any) -> None:
-        number = self._results.done + 1
-        line, error = (b"", None) if outcome is BLANK else form.written(number, outcome)
-        self._results.add(line, error)
-        if error is not None and not self._has_shown_error:
-            self._has_shown_error = True
-            say(f"line {number:,} failed, the first in this run: {error.decode():.300}")
 
     def tell(self, output: Path) -> None:
         """Says what was done, and how to go on."""
-        results, total = self._results, self._source.total
-        done, took_s = results.done - self._first, time.monotonic() - self._began_at
-        rest = None if total is None else total - results.done
         if self._arguments.quiet:
             return
+        results, total = self._results, self._source.total
+        done, took_s = results.done - self._first, time.monotonic() - self._began_at
         rate = done / max(took_s, 0.001)
         said = f"{output}: {done:,} lines in {took_s:,.1f} s, {rate:,.0f} a second"
         if self._first:
@@ -331,5 +313,5 @@ class _Job:
         if results.failed:
             said += f"; {results.failed:,} failed, see {results.errors_path}"
         say(said)
-        if rest:
+        if total is not None and (rest := total - results.done):
             say(f"{rest:,} lines are left; the same command goes on with line {results.done + 1:,}")

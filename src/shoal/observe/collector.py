@@ -10,8 +10,10 @@ fixed words. None is sent by a caller, so the number of time series is bounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
 
 from prometheus_client import ProcessCollector
@@ -24,6 +26,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from shoal.core.counters import REQUEST_OUTCOMES, BatcherStatistics, OccupancyStatistics
+from shoal.core.histogram import HistogramSnapshot
 from shoal.status import (
     BackendStatus,
     EndpointStatus,
@@ -36,24 +39,22 @@ from shoal.status import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shoal.asgi.extensions import ConnectionTotals, CountedConnections
-    from shoal.core.histogram import (
-        Histogram,
-        HistogramSnapshot,
-        ItemTimes,
-        RequestTimes,
-    )
+    from shoal.core.histogram import ItemTimes, RequestTimes
 
 
 T = TypeVar("T")
 
 COUNTER: Final = CounterMetricFamily
 GAUGE: Final = GaugeMetricFamily
-Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
-if TYPE_CHECKING:
-    Rows: TypeAlias = Sequence[tuple[Kind, str, str, Callable[[T], float | None]]]
+HISTOGRAM: Final = HistogramMetricFamily
+Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMetricFamily]
+Value: TypeAlias = "float | Mapping[str, float] | HistogramSnapshot | None"
+# The kind of a metric, its name without the prefix, its description, and a function that reads its
+# value from an object. A mapping is a value for each of several words; the words' label is last.
+Rows: TypeAlias = "Sequence[tuple[Kind, str, str, Callable[[T], Value], *tuple[str, ...]]]"
 
 
 @dataclass(eq=False)
@@ -73,127 +74,71 @@ class ShoalCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         times = [((*where,), snapshot) for one in self.times() for *where, snapshot in one]
-        help_ = "From a request to the end of its answer."
-        yield _histogram("request_seconds", help_, ("endpoint", "protocol", "outcome"), times)
-        yield from self._of_batchers()
+        yield from _metrics(("endpoint", "protocol", "outcome"), times, _OF_REQUESTS)
+        batchers = [((tag, method), one) for tag, method, one in self.batchers()]
+        joined = [(where, s.occupancy) for where, s in batchers if s.occupancy is not None]
+        yield from _metrics(("backend", "method"), batchers, _OF_BATCHERS)
+        yield from _metrics(("backend", "method"), joined, _OF_JOINED)
         streams = [((name,), times) for name, times in self.streams.items()]
-        for name, help_, of_stream in _STREAM_HISTOGRAMS:
-            found = [(where, of_stream(times).snapshot()) for where, times in streams]
-            yield _histogram(name, help_, ("endpoint",), found)
+        yield from _metrics(("endpoint",), streams, _OF_STREAMS)
         if (status := self.status()) is not None:
             yield from _of_controller(status, self.starts())
         listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
-        yield from metrics(("listener",), listeners, _OF_LISTENERS)
-        yield from _of_gpus(self.gpus)
-        pids = [one.pids() for one in self.listeners.values()]
-        yield from _of_workers({number: pid for one in pids for number, pid in one.items()})
-
-    def _of_batchers(self) -> Iterator[Metric]:
-        labels = ("backend", "method")
-        batchers = [((tag, method), one) for tag, method, one in self.batchers()]
-        yield from metrics(labels, batchers, _OF_BATCHERS)
-        yield _family(
-            COUNTER,
-            "requests",
-            "Requests by outcome.",
-            (*labels, "outcome"),
-            (
-                ((*where, outcome), getattr(statistics, outcome))
-                for where, statistics in batchers
-                for outcome in REQUEST_OUTCOMES
-            ),
-        )
-        yield _family(
-            COUNTER,
-            "batches",
-            "Batches by dispatch reason.",
-            (*labels, "reason"),
-            (
-                ((*where, reason.value), count)
-                for where, statistics in batchers
-                for reason, count in statistics.batches.items()
-            ),
-        )
-        for name, help_, snapshot in _HISTOGRAMS:
-            found = [(where, snapshot(one)) for where, one in batchers]
-            yield _histogram(name, help_, labels, found)
-        joined = [(where, s.occupancy) for where, s in batchers if s.occupancy is not None]
-        yield from metrics(labels, joined, _OF_JOINED)
-        steps = [(where, one.steps) for where, one in joined]
-        help_ = "Requests in a continuous batch at each step of its handler."
-        yield _histogram("batch_step_size", help_, labels, steps)
+        yield from _metrics(("listener",), listeners, _OF_LISTENERS)
+        gpus = [((name,), one) for name, one in self.gpus.items()]
+        shares = [
+            ((replica.rpartition("#")[0], replica, name), part)
+            for name, one in self.gpus.items()
+            for replica, part in one.replicas.items()
+        ]
+        pids = {n: pid for one in self.listeners.values() for n, pid in one.pids().items()}
+        workers = [((str(number),), _of_process(pid)) for number, pid in sorted(pids.items())]
+        for optional in (
+            _metrics(("gpu",), gpus, _OF_GPUS),
+            _metrics(("backend", "replica", "gpu"), shares, _OF_SHARES),
+            _metrics(("worker",), workers, _OF_WORKERS),
+        ):
+            yield from (family for family in optional if family.samples)
 
 
 def _of_controller(status: Status, starts: Mapping[str, Any]) -> Iterator[Metric]:
-    endpoints = status.endpoints.items()
-    backends = status.backends.items()
-    replicas = [((tag, one.tag), one) for tag, backend in backends for one in backend.replicas]
-    shadows = [((name, one.backend), one) for name, by in endpoints for one in by.shadows]
-    yield from metrics(("endpoint",), [((name,), one) for name, one in endpoints], _OF_ENDPOINTS)
-    yield from metrics(("backend",), [((tag,), one) for tag, one in backends], _OF_BACKENDS)
-    yield _family(
-        GAUGE,
-        "replicas",
-        "Replicas by their state.",
-        ("backend", "state"),
-        (
-            ((tag, state), sum(replica.state == state for replica in backend.replicas))
-            for tag, backend in backends
-            for state in get_args(ReplicaState)
-        ),
-    )
+    endpoints = [((name,), one) for name, one in status.endpoints.items()]
+    backends = [((tag,), one) for tag, one in status.backends.items()]
     started = [((tag,), one) for tag, one in starts.items()]
-    yield from metrics(("backend",), started, _OF_STARTS)
-    times = [(where, one.start_s.snapshot()) for where, one in started]
-    yield _histogram("replica_start_seconds", "Start time of a replica.", ("backend",), times)
-    yield from metrics(("backend", "replica"), replicas, _OF_REPLICAS)
-    yield from metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
-    if (model_server := status.model_server) is not None:
-        yield from metrics((), [((), model_server)], _OF_MODEL_SERVER)
-        yield _family(
-            COUNTER,
-            "model_server_refused_connections",
-            "Connections that are not of an ingress, by reason.",
-            ("reason",),
-            (((reason,), count) for reason, count in model_server.refused.items()),
-        )
+    replicas = [((*tag, one.tag), one) for tag, backend in backends for one in backend.replicas]
+    shadows = [((*name, one.backend), one) for name, by in endpoints for one in by.shadows]
+    yield from _metrics(("endpoint",), endpoints, _OF_ENDPOINTS)
+    yield from _metrics(("backend",), backends, _OF_BACKENDS)
+    yield from _metrics(("backend",), started, _OF_STARTS)
+    yield from _metrics(("backend", "replica"), replicas, _OF_REPLICAS)
+    yield from _metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
+    if status.model_server is not None:
+        yield from _metrics((), [((), status.model_server)], _OF_MODEL_SERVER)
 
 
-def metrics(
+def _metrics(
     labels: Sequence[str], found: Sequence[tuple[Sequence[str], T]], rows: Rows[T]
 ) -> Iterator[Metric]:
-    """Yields a metric for each row of a table, with a sample for each of the labelled objects."""
-    for kind, name, help_, value in rows:
-        yield _family(kind, name, help_, labels, ((where, value(one)) for where, one in found))
+    """Yields a metric for each row of a table, with samples for each of the labelled objects."""
+    for kind, name, help_, read, *label_of_words in rows:
+        family: Any = kind(f"shoal_{name}", help_, labels=(*labels, *label_of_words))
+        for where, one in found:
+            value = read(one)
+            if isinstance(value, HistogramSnapshot):
+                bounds = [*map(str, value.bounds), "+Inf"]
+                buckets = [*zip(bounds, accumulate(value.counts), strict=True)]
+                family.add_metric(where, buckets, value.sum)
+            elif isinstance(value, Mapping):
+                for word, number in value.items():
+                    family.add_metric((*where, word), number)
+            elif value is not None:
+                family.add_metric(where, value)
+        yield family
 
 
-def _family(
-    kind: Kind,
-    name: str,
-    help_: str,
-    labels: Sequence[str],
-    samples: Iterable[tuple[Sequence[str], float | None]],
-) -> Metric:
-    family = kind(f"shoal_{name}", help_, labels=labels)
-    for where, value in samples:
-        if value is not None:
-            family.add_metric(where, value)
-    return family
-
-
-def _histogram(
-    name: str,
-    help_: str,
-    labels: Sequence[str],
-    found: Iterable[tuple[Sequence[str], HistogramSnapshot]],
-) -> Metric:
-    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=labels)
-    for where, histogram in found:
-        bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
-        buckets = zip(bounds, accumulate(histogram.counts), strict=True)
-        family.add_metric(where, [*buckets], histogram.sum)
-    return family
-
+_OF_REQUESTS: Final[Rows[HistogramSnapshot]] = (
+    (HISTOGRAM, "request_seconds", "From a request to the end of its answer.", lambda times: times),
+)
 
 _OF_BATCHERS: Final[Rows[BatcherStatistics]] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),
@@ -220,12 +165,23 @@ _OF_BATCHERS: Final[Rows[BatcherStatistics]] = (
         "Whether the batcher accepts calls: 1, or 0 if it failed or was closed.",
         lambda s: s.state in ("open", "draining"),
     ),
-)
-
-_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], HistogramSnapshot]]]] = (
-    ("batch_size", "Requests in a batch.", lambda s: s.batch_size),
-    ("queue_seconds", "How long a request waited in the queue.", lambda s: s.wait_s),
-    ("batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
+    (
+        COUNTER,
+        "requests",
+        "Requests by outcome.",
+        lambda s: {outcome: getattr(s, outcome) for outcome in REQUEST_OUTCOMES},
+        "outcome",
+    ),
+    (
+        COUNTER,
+        "batches",
+        "Batches by dispatch reason.",
+        lambda s: {reason.value: count for reason, count in s.batches.items()},
+        "reason",
+    ),
+    (HISTOGRAM, "batch_size", "Requests in a batch.", lambda s: s.batch_size),
+    (HISTOGRAM, "queue_seconds", "How long a request waited in the queue.", lambda s: s.wait_s),
+    (HISTOGRAM, "batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
 )
 
 _OF_JOINED: Final[Rows[OccupancyStatistics]] = (
@@ -233,11 +189,27 @@ _OF_JOINED: Final[Rows[OccupancyStatistics]] = (
     (COUNTER, "batch_leaves", "Requests that left a batch.", lambda o: o.left),
     (COUNTER, "batch_occupancy_seconds", "Time of requests in a batch.", lambda o: o.request_s),
     (COUNTER, "batch_busy_seconds", "Time with a request in a batch.", lambda o: o.busy_s),
+    (
+        HISTOGRAM,
+        "batch_step_size",
+        "Requests in a continuous batch at each step of its handler.",
+        lambda o: o.steps,
+    ),
 )
 
-_STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogram]]]] = (
-    ("stream_first_item_seconds", "From a request to its stream's first item.", lambda t: t.first),
-    ("stream_item_gap_seconds", "From an item of a stream to the next one.", lambda t: t.between),
+_OF_STREAMS: Final[Rows[ItemTimes]] = (
+    (
+        HISTOGRAM,
+        "stream_first_item_seconds",
+        "From a request to its stream's first item.",
+        lambda t: t.first.snapshot(),
+    ),
+    (
+        HISTOGRAM,
+        "stream_item_gap_seconds",
+        "From an item of a stream to the next one.",
+        lambda t: t.between.snapshot(),
+    ),
 )
 
 _OF_ENDPOINTS: Final[Rows[EndpointStatus]] = (
@@ -253,10 +225,23 @@ _OF_BACKENDS: Final[Rows[BackendStatus]] = (
     (COUNTER, "model_load_failures", "Failed loads of a model.", lambda b: b.model_load_failures),
     (COUNTER, "model_unloads", "Models unloaded for another one.", lambda b: b.model_unloads),
     (COUNTER, "model_load_seconds", "Total time of loads of models.", lambda b: b.model_load_s),
+    (
+        GAUGE,
+        "replicas",
+        "Replicas by their state.",
+        lambda b: {s: [r.state for r in b.replicas].count(s) for s in get_args(ReplicaState)},
+        "state",
+    ),
 )
 
 _OF_STARTS: Final[Rows[Any]] = (
     (COUNTER, "replica_start_failures", "Failed starts of replicas.", lambda s: s.start_failures),
+    (
+        HISTOGRAM,
+        "replica_start_seconds",
+        "Start time of a replica.",
+        lambda s: s.start_s.snapshot(),
+    ),
 )
 
 _OF_LISTENERS: Final[Rows[ConnectionTotals]] = (
@@ -272,6 +257,13 @@ _OF_MODEL_SERVER: Final[Rows[ModelServerStatus]] = (
     (COUNTER, "model_server_accepted_connections", "Accepted connections.", lambda m: m.accepted),
     (COUNTER, "model_server_messages", "Messages with requests.", lambda m: m.messages),
     (COUNTER, "model_server_requests", "Requests in messages.", lambda m: m.requests),
+    (
+        COUNTER,
+        "model_server_refused_connections",
+        "Connections that are not of an ingress, by reason.",
+        lambda m: m.refused,
+        "reason",
+    ),
 )
 
 _OF_REPLICAS: Final[Rows[ReplicaStatus]] = (
@@ -302,18 +294,6 @@ _OF_SHADOWS: Final[Rows[ShadowStatus]] = (
 )
 
 
-def _of_gpus(found: Mapping[str, GpuStatus]) -> Iterator[Metric]:
-    gpus = [((name,), one) for name, one in found.items()]
-    shares = [
-        ((replica.rpartition("#")[0], replica, name), part)
-        for name, one in found.items()
-        for replica, part in one.replicas.items()
-    ]
-    where = ("backend", "replica", "gpu")
-    families = [*metrics(("gpu",), gpus, _OF_GPUS), *metrics(where, shares, _OF_SHARES)]
-    yield from (family for family in families if family.samples)
-
-
 _OF_GPUS: Final[Rows[GpuStatus]] = (
     (
         GAUGE,
@@ -334,32 +314,19 @@ _OF_SHARES: Final[Rows[float]] = (
     (GAUGE, "replica_gpu_share", "Which part of a GPU a replica was given.", lambda part: part),
 )
 
-_OF_PROCESS: Final = {
-    "process_cpu_seconds": ("shoal_worker_cpu_seconds", "Processor time of a worker."),
-    "process_resident_memory_bytes": (
-        "shoal_worker_resident_memory_bytes",
-        "Resident memory of a worker.",
-    ),
-    "process_open_fds": ("shoal_worker_open_fds", "Open file descriptors of a worker."),
-    "process_max_fds": ("shoal_worker_max_fds", "How many file descriptors a worker may open."),
-}
-"""Of the metrics of a process the name and the description of that of a worker."""
+# Of the metrics of a process, by their names.
+_OF_WORKERS: Final[Rows[Mapping[str, float]]] = [
+    (kind, f"worker_{name}", help_, methodcaller("get", f"process_{name}"))
+    for kind, name, help_ in (
+        (COUNTER, "cpu_seconds", "Processor time of a worker."),
+        (GAUGE, "resident_memory_bytes", "Resident memory of a worker."),
+        (GAUGE, "open_fds", "Open file descriptors of a worker."),
+        (GAUGE, "max_fds", "How many file descriptors a worker may open."),
+    )
+]
 
 
-def _of_workers(pids: Mapping[int, int]) -> Iterable[Metric]:
-    found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-    for number, pid in sorted(pids.items()):
-        for one in _of_process(pid):
-            if one.name not in _OF_PROCESS:
-                continue
-            name, help_ = _OF_PROCESS[one.name]
-            if name not in found:
-                made = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
-                found[name] = made(name, help_, labels=("worker",))
-            found[name].add_metric((str(number),), one.samples[0].value)
-    return found.values()
-
-
-def _of_process(pid: int) -> Iterable[Metric]:
-    """Returns none if the process has ended, or where there is no ``/proc``."""
-    return ProcessCollector(pid=lambda: pid, registry=None).collect()
+def _of_process(pid: int) -> dict[str, float]:
+    """Returns nothing if the process has ended, or where there is no ``/proc``."""
+    found = ProcessCollector(pid=lambda: pid, registry=None).collect()
+    return {one.name: one.samples[0].value for one in found}

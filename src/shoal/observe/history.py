@@ -23,7 +23,7 @@ from shoal.core.request import Batch, DispatchReason, Request, State
 from shoal.observe.failures import id_of, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import HistogramSnapshot
@@ -33,7 +33,7 @@ MOST_ROWS: Final = 400
 """How many rows are kept of each batcher."""
 
 MOST_PLACES: Final = 64
-"""How many places of an open batch have rows; requests in further places have none."""
+"""How many requests in an open batch have places, and so rows, at once."""
 
 _MOST_LATENCIES: Final = 2000
 _MOST_RUNNING: Final = 64
@@ -41,6 +41,9 @@ _DIGITS: Final = 4
 
 Row = tuple[Any, ...]
 """What JSON carries of a batch, or of a request in an open batch; its number is first."""
+
+Stay = tuple[int, float, float, str]
+"""Of a request in an open batch: its place, when it joined, how long it waited, and its id."""
 
 
 class BatcherHistory:
@@ -70,38 +73,29 @@ class BatcherHistory:
             return [
                 (batch, *stay)
                 for batch, places in self.open_batches.items()
-                for stay in places.taken()
+                for stay in places.taken.values()
             ]
         return list(self.running.values())[:_MOST_RUNNING]
 
 
 class OpenBatchPlaces:
     def __init__(self) -> None:
-        # By `id()`, which no other object has while the request runs: place, time of joining, wait,
-        # request id.
-        self._by_request: dict[int, tuple[int, float, float, str]] = {}
-        self._free: list[int] = []
-        self._used = 0
+        # By `id()`, which no other object has while the request runs. It has no requests that
+        # joined while all places were taken.
+        self.taken: dict[int, Stay] = {}
+        self._free = [*range(MOST_PLACES)]  # a heap
 
     def join(self, request: Request, now: float) -> None:
         if self._free:
-            place = heapq.heappop(self._free)
-        else:
-            place = self._used
-            self._used += 1
-        waited_s = round(now - request.arrived_at, _DIGITS)
-        self._by_request[id(request)] = place, round(now, _DIGITS), waited_s, id_of(request)
+            waited_s = round(now - request.arrived_at, _DIGITS)
+            stay = heapq.heappop(self._free), round(now, _DIGITS), waited_s, id_of(request)
+            self.taken[id(request)] = stay
 
-    def leave(self, request: Request) -> tuple[int, float, float, str] | None:
-        found = self._by_request.pop(id(request), None)
-        if found is not None:
-            heapq.heappush(self._free, found[0])
-        return found
-
-    def taken(self) -> Iterator[tuple[int, float, float, str]]:
-        for one in self._by_request.values():
-            if one[0] < MOST_PLACES:
-                yield one
+    def leave(self, request: Request) -> Stay | None:
+        stay = self.taken.pop(id(request), None)
+        if stay is not None:
+            heapq.heappush(self._free, stay[0])
+        return stay
 
 
 class BatchHistory(BatchObserver):
@@ -149,7 +143,7 @@ class BatchHistory(BatchObserver):
         known = self.by_batcher[record.batcher]
         if record.is_open:
             places = known.open_batches.pop(record.id, None)
-            for stay in [] if places is None else [*places.taken()]:
+            for stay in () if places is None else places.taken.values():
                 self._add_stay(known, record.id, stay, record.ended_at, State.CANCELLED.value)
             return
         known.running.pop(record.id, None)
@@ -188,16 +182,9 @@ class BatchHistory(BatchObserver):
         return places
 
     def _add_stay(
-        self,
-        known: BatcherHistory,
-        batch: int,
-        stay: tuple[int, float, float, str],
-        left_at: float,
-        outcome: str,
+        self, known: BatcherHistory, batch: int, stay: Stay, left_at: float, outcome: str
     ) -> None:
         place, joined_at, waited_s, request_id = stay
-        if place >= MOST_PLACES:
-            return
         self.number += 1
         left_at = round(left_at, _DIGITS)
         known.rows.append(

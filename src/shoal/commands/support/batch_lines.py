@@ -15,13 +15,13 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from inspect import Parameter, Signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 from uuid import uuid4
 
 import anyio
 
 from shoal.batching.calls.window import MapPlan
-from shoal.commands.support.output import CommandError
+from shoal.commands.support.output import CommandError, say
 from shoal.errors import Overloaded
 from shoal.failures.exceptions import in_one_line
 
@@ -38,28 +38,29 @@ _REQUESTS_AT_ONCE: Final = 64
 _BLOCK_BYTES: Final = 2**20
 _ERROR_BEGINS: Final = b'{"line":'
 _ROWS_AT_ONCE: Final = 4096
-_NOTHING: Final[dict[str, Any]] = {}
 
 
 class LineRefused(Exception):
     """A line that is no item; `members` describe the error."""
 
-    def __init__(self, members: Mapping[str, Any], custom_id: object = None) -> None:
-        super().__init__(members.get("detail") or members.get("message"))
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        super().__init__()
         self.members = members
-        self.custom_id = custom_id
 
 
 class RequestRefused(Overloaded):
     """A request that an overloaded application has refused; `map` makes it again."""
 
-    def __init__(self, answer: dict[str, Any]) -> None:
+    def __init__(self, answer: Mapping[str, Any]) -> None:
         super().__init__("the application is overloaded")
-        self.answer = answer
+        self.members = answer
 
 
 BLANK: Final = LineRefused({})
 """The outcome of a line that is blank."""
+
+Result: TypeAlias = "tuple[bytes, Mapping[str, Any] | None]"
+"""A line of the output, and what the file of errors has about it if it failed."""
 
 
 class ItemLines:
@@ -68,13 +69,16 @@ class ItemLines:
     def __init__(self, signature: Signature, *, are_values: bool) -> None:
         self.item = _checked(signature, are_values=are_values)
 
-    def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
+    def written(self, outcome: Any) -> Result:
         if not isinstance(outcome, Exception):
             try:
                 return _json_line(outcome), None
             except Exception as error:  # it can't be written
                 outcome = error
-        return _NULL, error_line(number, {"error": _described(outcome)})
+        if isinstance(outcome, LineRefused):
+            return _NULL, {"error": outcome.members}
+        kind, detail = type(outcome).__name__, in_one_line(outcome)
+        return _NULL, {"error": {"type": kind, "title": "The call failed", "detail": detail}}
 
 
 class OpenAiLines:
@@ -84,41 +88,28 @@ class OpenAiLines:
         try:
             request: Any = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise _refused_request(None, f"the line is not JSON: {error}") from None
+            raise _refused(None, f"the line is not JSON: {error}") from None
         known = cast("dict[str, Any]", request if isinstance(request, dict) else {})
         custom_id = known.get("custom_id")
         if not isinstance(custom_id, str):
-            raise _refused_request(None, "the line is no object with a text as custom_id")
+            raise _refused(None, "the line is no object with a text as custom_id")
         if known.get("method") != "POST":
-            raise _refused_request(custom_id, "method must be POST")
+            raise _refused(custom_id, "method must be POST")
         url = known.get("url")
         if not isinstance(url, str) or not url.startswith("/"):
-            raise _refused_request(custom_id, "url must be a path, such as /v1/embeddings")
+            raise _refused(custom_id, "url must be a path, such as /v1/embeddings")
         if not isinstance(known.get("body"), dict):
-            raise _refused_request(custom_id, "body must be an object")
+            raise _refused(custom_id, "body must be an object")
         if known["body"].get("stream"):
-            raise _refused_request(custom_id, "stream: a batch has no streams; leave it out")
+            raise _refused(custom_id, "stream: a batch has no streams; leave it out")
         return known
 
-    def written(self, number: int, outcome: Any) -> tuple[bytes, bytes | None]:
-        if isinstance(outcome, RequestRefused):
-            answer = outcome.answer
-        elif isinstance(outcome, Exception):
-            refused = outcome
-            if not isinstance(refused, LineRefused):
-                refused = _refused_request(None, in_one_line(outcome), "request_failed")
-            answer = _answer(refused.custom_id, None, refused.members)
-        else:
-            answer = outcome
-        line = _json_line(answer)
+    def written(self, outcome: Any) -> Result:
+        is_refused = isinstance(outcome, LineRefused | RequestRefused)
+        answer: Mapping[str, Any] = outcome.members if is_refused else outcome
         response = answer["response"]
-        if response is not None and response["status_code"] < 400:
-            return line, None
-        return line, error_line(number, answer)
-
-
-def error_line(number: int, members: Mapping[str, Any]) -> bytes:
-    return _json_line({"line": number, **members})
+        is_good = response is not None and response["status_code"] < 400
+        return _json_line(answer), None if is_good else answer
 
 
 @asynccontextmanager
@@ -135,11 +126,11 @@ async def open_app(app: ASGIApp) -> AsyncGenerator[tuple[OpenAiLines, MapPlan]]:
         try:
             response = await client.post(request["url"], json=request["body"])
         except Exception as error:
-            refused = _refused_request(None, in_one_line(error), "request_failed")
-            return [_answer(request["custom_id"], None, refused.members)]
+            failed = {"code": "request_failed", "message": in_one_line(error)}
+            return [_answer(request["custom_id"], None, failed)]
         try:
             body = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             body = response.text
         answered = {
             "status_code": response.status_code,
@@ -161,14 +152,8 @@ def _answer(custom_id: object, response: Any, error: Any) -> dict[str, Any]:
     return {"id": name, "custom_id": custom_id, "response": response, "error": error}
 
 
-def _refused_request(custom_id: object, message: str, code: str = "invalid_request") -> LineRefused:
-    return LineRefused({"code": code, "message": message}, custom_id)
-
-
-def _described(error: Exception) -> Mapping[str, Any]:
-    if isinstance(error, LineRefused):
-        return error.members
-    return {"type": type(error).__name__, "title": "The call failed", "detail": in_one_line(error)}
+def _refused(custom_id: str | None, message: str) -> LineRefused:
+    return LineRefused(_answer(custom_id, None, {"code": "invalid_request", "message": message}))
 
 
 def _json_line(value: Any) -> bytes:
@@ -222,7 +207,7 @@ def open_lines(path: Path, most: int | None) -> Generator[Input]:
     if str(path) == "-":
         yield Input(_lines_of_pipe(0, most))
         return
-    with path.open("rb") as file:
+    with _readable(path) as file:
         if not path.is_file():
             yield Input(_lines_of_pipe(file.fileno(), most))
             return
@@ -230,6 +215,13 @@ def open_lines(path: Path, most: int | None) -> Generator[Input]:
         total += file.seek(0, os.SEEK_END) > end  # the last line may have no end
         file.seek(0)
         yield Input(file, total)
+
+
+def _readable(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise CommandError(f"can't read {path}: {error.strerror}") from None
 
 
 async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncGenerator[bytes]:
@@ -251,7 +243,7 @@ async def _lines_of_pipe(descriptor: int, most: int | None) -> AsyncGenerator[by
 def open_rows(path: Path, column: str | None) -> Generator[Input]:
     """Opens a Parquet file: each row is a dict, or the value if one column is read."""
     parquet = _parquet()
-    with path.open("rb") as file:
+    with _readable(path) as file:
         try:
             table = parquet.ParquetFile(file)
         except ValueError as error:  # pyarrow's errors are ValueErrors
@@ -277,9 +269,7 @@ class ResultFiles:
 
     def __init__(self, path: Path, errors: Path, *, overwrite: bool) -> None:
         self.path, self.errors_path = path, errors
-        self.failed = 0
-        self._lines: list[bytes] = []
-        self._failures: list[bytes] = []
+        self._has_said_error = False
         with ExitStack() as opened:
             self._output = opened.enter_context(_opened(path))
             try:
@@ -295,18 +285,20 @@ class ResultFiles:
                 file.seek(size)
             opened.pop_all()
 
-    def add(self, line: bytes, error: bytes | None = None) -> None:
-        """Adds the result of the next line; `error` is a JSON object that begins with it."""
-        self._lines.append(line)
-        self.done += 1
-        if error is not None:
-            self._failures.append(error)
-            self.failed += 1
-
-    def flush(self) -> None:
-        # What can't be written is dropped: to write the rest later would leave a gap.
-        failures, self._failures = self._failures, []
-        lines, self._lines = self._lines, []
+    def write(self, results: Iterable[Result]) -> None:
+        """Writes the results of the next lines, and says the first error."""
+        lines: list[bytes] = []
+        failures: list[bytes] = []
+        for line, failure in results:
+            lines.append(line)
+            self.done += 1
+            if failure is not None:
+                self.failed += 1
+                error = _json_line({"line": self.done, **failure})
+                failures.append(error)
+                if not self._has_said_error:
+                    self._has_said_error = True
+                    say(f"line {self.done:,} failed, the first in this run: {error.decode():.300}")
         for path, file, added in (
             (self.errors_path, self._errors, failures),
             (self.path, self._output, lines),
@@ -325,13 +317,6 @@ class ResultFiles:
                 file.close()
         if self.failed == 0:
             self.errors_path.unlink(missing_ok=True)
-
-
-def failures_in(errors: Path) -> int:
-    if not errors.exists():
-        return 0
-    with errors.open("rb") as file:
-        return _whole_lines(file)[0]
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -360,18 +345,17 @@ def _whole_lines(file: BinaryIO) -> tuple[int, int]:
 def _errors_until(file: BinaryIO, last: int, path: Path) -> tuple[int, int]:
     """Returns the number of errors of lines up to the last one, and where they end."""
     found = end = 0
-    for line in file:
-        number = None
-        if line.startswith(_ERROR_BEGINS) and line.endswith(b"\n"):
-            with suppress(ValueError):
-                number = int(line[len(_ERROR_BEGINS) : line.index(b",")])
-        elif _ERROR_BEGINS.startswith(line[: len(_ERROR_BEGINS)]) and not line.endswith(b"\n"):
-            break  # it was being written
-        if number is None:  # a mistyped path must not cost a file
-            raise CommandError(f"{path} is no file of errors of this command: remove it")
-        if number > last:
-            break
-        found, end = found + 1, end + len(line)
+    try:
+        for line in file:
+            if not line.startswith(_ERROR_BEGINS[: len(line)]):
+                raise ValueError(line)
+            if not line.endswith(b"\n"):  # it was being written
+                break
+            if int(line[len(_ERROR_BEGINS) : line.index(b",")]) > last:
+                break
+            found, end = found + 1, end + len(line)
+    except ValueError:  # a mistyped path must not cost a file
+        raise CommandError(f"{path} is no file of errors of this command: remove it") from None
     return found, end
 
 
@@ -380,41 +364,40 @@ def write_parquet(journal: Path, path: Path) -> None:
     arrow, parquet = import_module("pyarrow"), _parquet()
     beside = path.with_name(f"{path.name}.part")
     try:
-        schema, are_objects = _schema_of(arrow, journal)
+        are_objects = all(row is None or isinstance(row, dict) for row in _values(journal))
+        schema = arrow.schema([])
+        for rows in _tables(journal, are_objects=are_objects):
+            names = dict.fromkeys(name for row in rows for name in row)
+            columns = {name: [row.get(name) for row in rows] for name in names}
+            schemas = [schema, arrow.table(columns).schema]
+            schema = arrow.unify_schemas(schemas, promote_options="permissive")
+        if not schema.names:
+            schema = arrow.schema([("result", arrow.null())])
         with parquet.ParquetWriter(beside, schema) as writer:
-            for rows in _chunks(journal):
-                listed = [(row or _NOTHING) if are_objects else {"result": row} for row in rows]
-                writer.write_table(arrow.Table.from_pylist(listed, schema=schema))
+            for rows in _tables(journal, are_objects=are_objects):
+                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
     except (ValueError, TypeError) as error:  # pyarrow's errors are of these
         raise CommandError(
             f"the results fit no Parquet file, and stay in {journal}: {error}", 1
+        ) from None
+    except OSError as error:
+        raise CommandError(
+            f"can't write {path}, and the results stay in {journal}: {error}", 1
         ) from None
     os.replace(beside, path)
     journal.unlink()
 
 
-def _schema_of(arrow: Any, journal: Path) -> tuple[Any, bool]:
-    """Returns the schema of all lines, and whether they are objects, for columns."""
-    are_objects = True
-    for rows in _chunks(journal):
-        are_objects &= all(row is None or isinstance(row, dict) for row in rows)
-    schemas: list[Any] = []
-    for rows in _chunks(journal):
-        columns: dict[str, list[Any]] = {"result": rows}
-        if are_objects:
-            names: dict[str, None] = dict.fromkeys(name for row in rows for name in row or ())
-            columns = {name: [(row or _NOTHING).get(name) for row in rows] for name in names}
-        made = arrow.table(columns).schema
-        schemas = [arrow.unify_schemas([*schemas, made], promote_options="permissive")]
-    if not schemas or not schemas[0].names:
-        return arrow.schema([("result", arrow.null())]), False
-    return schemas[0], are_objects
+def _tables(journal: Path, *, are_objects: bool) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows of a table, some at once."""
+    rows = ((one or {}) if are_objects else {"result": one} for one in _values(journal))
+    while some := list(islice(rows, _ROWS_AT_ONCE)):
+        yield some
 
 
-def _chunks(journal: Path) -> Iterator[list[Any]]:
+def _values(journal: Path) -> Iterator[Any]:
     with journal.open("rb") as file:
-        while lines := list(islice(file, _ROWS_AT_ONCE)):
-            yield [json.loads(line) for line in lines if line.strip()]
+        yield from (json.loads(line) for line in file if line.strip())
 
 
 def _parquet() -> Any:

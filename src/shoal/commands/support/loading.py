@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.commands.support.output import CommandError, failed_code, say
+from shoal.commands.support.output import CommandError, as_mistakes, failed_code, say
 from shoal.core.extras import needing
 from shoal.failures.exceptions import users_part
 from shoal.replicas.code.definition import Definition, imported_unheld
@@ -19,7 +19,6 @@ from shoal.serving.app_file.flaws import AppFileRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import ModuleType
 
     from starlette.types import ASGIApp
 
@@ -69,14 +68,18 @@ def named(spec: str, example: str) -> Any:
 def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Returns an instance if the handler is a class, else the handler itself."""
     definition = Definition(handler, tuple(args), tuple(kwargs.items()))
-    if callable(handler):  # else a batcher refuses it
-        definition.check_loaded(handler)
     if not inspect.isclass(handler):
+        if args or kwargs:
+            raise CommandError(f"{definition.name} is not a class, so it takes no --arg or --kwarg")
         return handler
+    definition.check_loaded(handler)
     try:
-        definition.check_init(handler)
+        definition.bind_init(handler)
     except TypeError as error:
-        raise CommandError(f"{error}; give its arguments by --arg and --kwarg") from None
+        raise CommandError(
+            f"{handler.__qualname__} can't be instantiated: {error}; give its arguments with --arg "
+            "and --kwarg"
+        ) from None
     try:
         return definition.instantiated(handler)
     except Exception as error:
@@ -124,13 +127,10 @@ def file_settings(spec: str) -> Mapping[str, Any]:
     return _read_file(spec).server if spec.endswith(".toml") else {}
 
 
-def need(package: str, feature: str = "serving") -> ModuleType:
+def need(package: str, feature: str = "serving") -> None:
     """Imports a package that only the extra ``serve`` installs."""
-    try:
-        with needing(feature, "serve"):
-            return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise CommandError(str(error), 1) from None
+    with as_mistakes(), needing(feature, "serve"):
+        importlib.import_module(package)
 
 
 def say_flaws(flaws: Sequence[object]) -> CommandError:

@@ -63,8 +63,8 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
             raise CommandError(str(unknown_option("a batcher", name, OPTIONS)))
         if option.is_function:
             raise CommandError(
-                f"{name} is a function, which can't be given here; costs and buckets of requests "
-                "come from the columns 'cost' and 'bucket' of a trace"
+                f"{name} is a function: give it to @shoal.batch; a simulation reads costs and "
+                "buckets of requests from the columns 'cost' and 'bucket' of a trace"
             )
         with as_mistakes():
             pairs[name] = option.from_plain(name, value)

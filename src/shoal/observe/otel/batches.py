@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.propagate import inject
-from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, Status, StatusCode, Tracer
 
 from shoal.core.events import BatchObserver, BatchRecord, Unserved
 from shoal.core.request import UNDER_WAY, Batch, Request, State
@@ -66,8 +66,8 @@ class _BatchSpans:
 
     def __init__(self, now: float) -> None:
         self.set_clock(now)
-        self.batch: Span | None = None  # None while none of its requests is sampled
-        self.requests: dict[Request, Span | None] = {}  # None for one that is not sampled
+        self.batch: Span = trace.INVALID_SPAN  # while none of its requests is sampled
+        self.requests: dict[Request, Span] = {}
 
     def set_clock(self, now: float) -> None:
         self._offset = time.time_ns() - int(now * 1e9)
@@ -111,9 +111,9 @@ class BatchTracer(BatchObserver):
         at = spans.at(now)
         _end(spans.requests.pop(request), request, None, at)
         self._note(spans, "leave", 1, now)
-        if batch.is_continuous and not spans.requests and spans.batch is not None:
+        if batch.is_continuous and not spans.requests:
             spans.batch.end(at)
-            spans.batch = None
+            spans.batch = trace.INVALID_SPAN
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         spans = self._open.pop((record.batcher, record.id), None)
@@ -122,20 +122,16 @@ class BatchTracer(BatchObserver):
         at = spans.at(record.ended_at)
         for request, span in spans.requests.items():
             _end(span, request, record.error, at)
-        if (span := spans.batch) is not None:
-            span.set_attribute(SIZE, record.size)
-            if record.is_open:
-                span.set_attribute(REASON, record.reason.value)
-            if record.error is not None:
-                _fail(span, record.error)
-            span.end(at)
+        spans.batch.set_attribute(SIZE, record.size)
+        if record.is_open:
+            spans.batch.set_attribute(REASON, record.reason.value)
+        if record.error is not None:
+            _fail(spans.batch, record.error)
+        spans.batch.end(at)
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
         spans = _BatchSpans(now)
-        context, is_decided = _context_of(request)
-        if is_decided:
-            return
-        span = self._request_span(batcher, request, context, spans, {OUTCOME: why})
+        span = self._request_span(batcher, request, spans, {OUTCOME: why})
         if why != "rejected":
             span.add_event("queue", timestamp=spans.at(request.arrived_at))
         if why in _REFUSED:
@@ -146,8 +142,7 @@ class BatchTracer(BatchObserver):
         while self._open:
             _, spans = self._open.popitem()
             for span in (*spans.requests.values(), spans.batch):
-                if span is not None:
-                    span.end()
+                span.end()
 
     def _add(
         self,
@@ -158,40 +153,34 @@ class BatchTracer(BatchObserver):
         now: float,
     ) -> Context | None:
         # Without a sampled request that is the context of a span that is not sampled.
-        sampled: list[SpanContext] = []
         begun: list[Span] = []
-        unsampled: Context | None = None
+        unsampled: Span | None = None
         for request in requests:
-            context, is_decided = _context_of(request)
-            if is_decided:
-                spans.requests[request] = None
-                unsampled = unsampled or context
-                continue
-            span = self._request_span(batcher, request, context, spans, {BATCH: batch.id})
+            span = self._request_span(batcher, request, spans, {BATCH: batch.id})
+            spans.requests[request] = span
             if not span.is_recording():
-                spans.requests[request] = None
-                unsampled = unsampled or trace.set_span_in_context(span, context)
+                unsampled = unsampled or span
                 continue
             free_at = max(request.arrived_at, min(batch.free_at, now))
             for event, at in (("queue", request.arrived_at), ("wait", free_at), ("run", now)):
                 span.add_event(event, timestamp=spans.at(at))
-            spans.requests[request] = span
             begun.append(span)
-            sampled.append(span.get_span_context())
         if not begun:
-            return None if unsampled is None else _bare(trace.get_current_span(unsampled))
-        if spans.batch is None:
+            return None if unsampled is None else _bare(unsampled)
+        sampled = [span.get_span_context() for span in begun]
+        if spans.batch is trace.INVALID_SPAN:
+            attributes: dict[str, Any] = {
+                BACKEND: batcher,
+                BATCH: batch.id,
+                SIZE: batch.size,
+                REASON: batch.reason.value,
+            }
             spans.batch = self._tracer.start_span(
                 f"{batcher} batch",
                 _bare(begun[0]),
                 links=[Link(one) for one in sampled],
                 start_time=spans.at(now),
-                attributes={
-                    BACKEND: batcher,
-                    BATCH: batch.id,
-                    SIZE: batch.size,
-                    REASON: batch.reason.value,
-                },
+                attributes=attributes,
             )
         else:
             for one in sampled:
@@ -202,13 +191,13 @@ class BatchTracer(BatchObserver):
         return _bare(spans.batch)
 
     def _request_span(
-        self,
-        batcher: str,
-        request: Request,
-        context: Context,
-        spans: _BatchSpans,
-        attributes: Mapping[str, Any],
+        self, batcher: str, request: Request, spans: _BatchSpans, attributes: Mapping[str, Any]
     ) -> Span:
+        # A copy can be entered even if the handler is in the context at this moment.
+        context: Context = request.context.copy().run(get_current)
+        caller = trace.get_current_span(context).get_span_context()
+        if caller.is_valid and not caller.is_remote and not caller.trace_flags.sampled:
+            return trace.NonRecordingSpan(caller)
         begun_at = spans.at(request.arrived_at)
         attributes = {BACKEND: batcher, **attributes}
         span = self._tracer.start_span(batcher, context, start_time=begun_at, attributes=attributes)
@@ -217,17 +206,8 @@ class BatchTracer(BatchObserver):
         return span
 
     def _note(self, spans: _BatchSpans, event: str, requests: int, now: float) -> None:
-        if spans.batch is not None:
-            attributes = {"shoal.requests": requests, "shoal.batch.active": len(spans.requests)}
-            spans.batch.add_event(event, attributes, spans.at(now))
-
-
-def _context_of(request: Request) -> tuple[Context, bool]:
-    # A copy can be entered even if the handler is in the context at this moment.
-    context: Context = request.context.copy().run(get_current)
-    caller = trace.get_current_span(context).get_span_context()
-    is_decided = caller.is_valid and not caller.is_remote and not caller.trace_flags.sampled
-    return context, is_decided
+        attributes = {"shoal.requests": requests, "shoal.batch.active": len(spans.requests)}
+        spans.batch.add_event(event, attributes, spans.at(now))
 
 
 def _bare(span: Span) -> Context:
@@ -235,8 +215,8 @@ def _bare(span: Span) -> Context:
     return trace.set_span_in_context(span, Context())
 
 
-def _end(span: Span | None, request: Request, of_batch: BaseException | None, at: int) -> None:
-    if span is None:
+def _end(span: Span, request: Request, of_batch: BaseException | None, at: int) -> None:
+    if not span.is_recording():
         return
     is_back = request.state in UNDER_WAY  # in the queue, or in a later batch
     span.set_attribute(OUTCOME, "retried" if is_back else request.state.value)

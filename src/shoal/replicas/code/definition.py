@@ -113,16 +113,20 @@ class Definition:
             TypeError: It does not take them, or the annotation of a handle is wrong.
         """
         try:
-            signature = read_signature(cls)
-        except ValueError:  # some classes written in C have no signature
-            return
-        try:
-            signature.bind(*self.init_args, **self.keywords_of(cls))
+            self.bind_init(cls)
         except TypeError as error:
             raise TypeError(
                 f"{cls.__qualname__} can't be instantiated with init_args={list(self.init_args)} "
                 f"and init_kwargs={dict(self.init_kwargs)}: {error}"
             ) from None
+
+    def bind_init(self, cls: Any) -> None:
+        """Does the same, with an error that says only what does not fit."""
+        try:
+            signature = read_signature(cls)
+        except ValueError:  # some classes written in C have no signature
+            return
+        signature.bind(*self.init_args, **self.keywords_of(cls))
 
     def checked(self) -> Definition:
         """Checks the definition without importing anything, and returns it.
