@@ -59,6 +59,7 @@ class Endpoint:
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
         self.traffic = traffic
+        self._gone = None  # a draining controller had closed it, since it had no traffic
         self.backends = {tag: backends[tag] for tag in traffic.weights}
         self.only = None if traffic.only is None else backends[traffic.only]
         self._changed.set()
