@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -201,7 +200,7 @@ class Backend:
             method_batcher.batcher.drain()
         self.supervisor.notify_draining()
 
-    async def close(self, *, at_once: bool = False) -> None:
+    async def close(self) -> None:
         # Cancellation ends the backend at once, and does not wait until it has ended.
         self.is_closing = True
         for notify in tuple(self.on_closing):
@@ -215,14 +214,14 @@ class Backend:
                     pass  # a batcher that was being opened is in the dict now
                 async with anyio.create_task_group() as tasks:
                     for method_batcher in self.method_batchers.values():
-                        tasks.start_soon(partial(method_batcher.close, at_once=at_once))
-                await self.supervisor.end(at_once=at_once)
+                        tasks.start_soon(method_batcher.batcher.aclose)
+                await self.supervisor.end()
         finally:
             self._tasks.cancel_scope.cancel()
         await self._ended.wait()
 
     def end_at_once(self) -> None:
-        """Lets `close` stop waiting for queued requests."""
+        """Lets `close` stop waiting for requests."""
         self._drain_scope.cancel()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
@@ -317,10 +316,9 @@ class Backend:
     @property
     def failure(self) -> BaseException | None:
         """Why a batcher broke, or why no replica can be started."""
-        broken = [
-            method_batcher.batcher.failure for method_batcher in self.method_batchers.values()
-        ]
-        return next(filter(None, broken), self.pool.failure)
+        # An error of the user's may be false.
+        broken = [one.batcher.failure for one in self.method_batchers.values()]
+        return next((one for one in broken if one is not None), self.pool.failure)
 
     @property
     def ongoing(self) -> int:
@@ -370,7 +368,7 @@ class Backend:
     def status(self) -> BackendStatus:
         supervisor = self.supervisor
         failures = supervisor.failures
-        failure = self.failure or failures.last
+        failure = failures.last if self.failure is None else self.failure
         batchers = list(self.statistics())
         return BackendStatus(
             tag=self.tag,

@@ -112,7 +112,8 @@ class ManagedReplica:
         if not life.is_over:
             life.on("ended")
         if life.state in (LifeState.FAILED, LifeState.DIED):
-            self.failure = self.failure or self._explained("it ended without being asked to")
+            if self.failure is None:
+                self.failure = self._explained("it ended without being asked to")
         else:
             self.failure = None
 
@@ -183,13 +184,6 @@ class ManagedReplica:
 
     def abandon(self) -> None:
         self._scope.cancel()
-
-    def end_at_once(self) -> None:
-        if self.member is None:
-            self.abandon()
-        elif not self.life.is_over:
-            self.life.on("stop")
-            self.kill("its backend was deleted by force")
 
     async def stop_when_idle(self, grace_s: float) -> None:
         """Ends it after its batches; those that run after `grace_s` fail."""

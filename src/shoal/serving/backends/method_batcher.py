@@ -145,11 +145,6 @@ class MethodBatcher:
             if passed_on is not None:
                 raise passed_on from None
 
-    async def close(self, *, at_once: bool) -> None:
-        if at_once:
-            self.batcher.configure(graceful_shutdown_timeout_s=0)
-        await self.batcher.aclose()
-
     def _log_failure(self, error: BaseException) -> None:
         logger.error("the batcher of %s broke", self.batcher.name, exc_info=error)
 

@@ -182,14 +182,10 @@ class Supervisor:
         managed.is_being_replaced = True
         self.reconcile()
 
-    async def end(self, *, at_once: bool) -> None:
+    async def end(self) -> None:
         self.wanted = 0
         self._is_ending = True
         self._wake()
-        if at_once:
-            for managed in self.managed:
-                managed.end_at_once()
-                self._tasks.start_soon(managed.give_up)
         self.reconcile()
         while self.managed:
             await self._change.wait()
@@ -366,7 +362,7 @@ class Supervisor:
             if not (self._is_first_awaited and self._none_started()):  # it is raised then
                 self._log(managed)
             if self._before_change is not None and managed not in self._before_change:
-                self._lost = self._lost or managed.failure
+                self._lost = managed.failure if self._lost is None else self._lost
             if self.failures.is_open and not self.ready:
                 self._pool.fail(managed.failure)
         self.reconcile()
@@ -375,7 +371,7 @@ class Supervisor:
     def _log(self, managed: ManagedReplica) -> None:
         address = managed.replica.blueprint.address
         why = str(managed.failure).replace(managed.replica.tag, "")
-        now, cause = anyio.current_time(), managed.failure and managed.failure.__cause__
+        now, cause = anyio.current_time(), getattr(managed.failure, "__cause__", None)
         level = logging.ERROR
         if managed.replica.is_leaving:
             level = logging.INFO

@@ -91,8 +91,9 @@ class Backends:
                 await self._ready(backend)
                 yield backend
             except BaseException:
+                backend.end_at_once()
                 with anyio.CancelScope(shield=True):
-                    await backend.close(at_once=True)
+                    await backend.close()
                 raise
         finally:
             self._reserved.discard(tag)
@@ -115,10 +116,10 @@ class Backends:
             self._lifetime.check_open()  # raises ShutDown if that is the reason
             raise
 
-    def remove(self, tag: str, *, at_once: bool) -> None:
+    def remove(self, tag: str) -> None:
         """Removes a backend and begins to drain it; its tag is free when that has ended."""
         self._leaving[tag] = backend = self.by_tag.pop(tag)
-        self._lifetime.start_soon(self._finish, backend, at_once)
+        self._lifetime.start_soon(self._finish, backend)
 
     def leaving(self, tag: object) -> Backend | None:
         """Returns the deleted backend of a tag while it drains."""
@@ -160,9 +161,9 @@ class Backends:
             logger.exception("the backend %s broke", backend.tag)
             backend.pool.fail(error)
 
-    async def _finish(self, backend: Backend, at_once: bool) -> None:
+    async def _finish(self, backend: Backend) -> None:
         try:
-            await backend.close(at_once=at_once)
+            await backend.close()
         finally:
             del self._leaving[backend.tag]
             backend.gone.set()

@@ -173,9 +173,9 @@ class Controller(Client):
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         self.check_open()
         at_once = yes_or_no("force", force)
-        backend = self._backends.leaving(tag)
-        if backend is None:
-            async with self._backends.locked(tag) as backend, self._declaring:
+        backend = self._backends.leaving(tag) or self._backends.find(tag)
+        async with backend.change_lock, self._declaring:
+            if self.backends.get(tag) is backend:  # else another call has deleted it
                 self.check_open()
                 if users := self.registry.users_of(tag):
                     raise InUse(
@@ -183,8 +183,8 @@ class Controller(Client):
                         "elsewhere first, or delete the endpoint"
                     )
                 await self._journal.delete("backend", tag)
-                self._backends.remove(tag, at_once=at_once)
-        elif at_once:
+                self._backends.remove(tag)
+        if at_once:
             backend.end_at_once()
         await backend.gone.wait()
 
