@@ -22,6 +22,7 @@ from shoal.errors import DeadlineExceeded, ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES, PROBLEM
 from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer, server_of
 from shoal.http_client.stream import HttpStream
+from shoal.replicas.code.endpoint_call import HandleOptions
 from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     import httpx
-
-    from shoal.replicas.code.endpoint_call import HandleOptions
 
 
 class RemoteClient(Client):
@@ -61,6 +60,8 @@ class RemoteClient(Client):
         self._made_with = {"token": token, "timeout_s": timeout_s}
         self._connection = AdminConnection(url, token, timeout_s, transport)
         self._sync: BlockingRemoteClient | None = None
+        # The client of the same server in the other event loop, which ends with this one's verb.
+        self._other: RemoteClient | None = None
 
     @property
     def url(self) -> str:
@@ -71,8 +72,9 @@ class RemoteClient(Client):
     def sync(self) -> BlockingRemoteClient:
         """A client with blocking verbs, for threads; it has its own connections and event loop."""
         if self._sync is None:
-            of_thread = RemoteClient(self.url, **cast("Any", self._made_with))
-            self._sync = BlockingRemoteClient(of_thread, self._connection.pool.close_to)
+            self._other = RemoteClient(self.url, **cast("Any", self._made_with))
+            self._other._other = self
+            self._sync = BlockingRemoteClient(self._other)
         return self._sync
 
     async def __aenter__(self) -> Self:
@@ -138,33 +140,28 @@ class RemoteClient(Client):
             checked_tag("an endpoint's name", endpoint)
         else:
             await self._connection.ask("GET", f"endpoints/{ENDPOINT.sent(endpoint)}")
-        return RemoteHandle(endpoint, self._connection, self._sync_handle)
+        return self.handle(endpoint, HandleOptions())
 
     async def shutdown(self) -> None:
         if self._connection.pool.is_closed:
             return
         await super().shutdown()
-        self._connection.pool.close_to(_SHUT_DOWN)
-        if self._sync is not None:
-            self._sync.close_to(_SHUT_DOWN)
+        self.close_to(_SHUT_DOWN)
+        if self._other is not None:
+            self._other.close_to(_SHUT_DOWN)
 
     def close_to(self, reason: str) -> None:
         self._connection.pool.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> RemoteHandle:
         """Does not check that the endpoint exists."""
-        return RemoteHandle(
-            endpoint, self._connection, self._sync_handle, handle_options=handle_options
-        )
+        return RemoteHandle(endpoint, self, self._connection, handle_options=handle_options)
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a client can't be pickled, it holds connections; connect where it is used:\n"
             f"    shoal.connect({self.url!r})"
         )
-
-    def _sync_handle(self, handle: RemoteHandle) -> BridgedHandle:
-        return self.sync.handle(handle.endpoint, handle.handle_options)
 
 
 class BlockingRemoteClient:
@@ -173,11 +170,10 @@ class BlockingRemoteClient:
     The thread starts with the first verb, and does not keep the program from ending.
     """
 
-    def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
+    def __init__(self, client: RemoteClient) -> None:
         self._thread = PortalThread("shoal-client")
         self._verbs = BlockingClient(client, self._thread)
         self._remote = client
-        self._shut_down = shut_down  # called with the reason after `shutdown`
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         if verb == "_verbs":  # not set yet in an object that is being copied
@@ -203,10 +199,6 @@ class BlockingRemoteClient:
             raise
         return self
 
-    def shutdown(self) -> None:
-        self._verbs.shutdown()
-        self._shut_down(_SHUT_DOWN)
-
     def close(self) -> None:
         """Closes the connections and ends the thread; the server keeps running."""
         self._remote.close_to(_CLOSED)
@@ -216,9 +208,6 @@ class BlockingRemoteClient:
         """Like `close`, without blocking the event loop."""
         self._remote.close_to(_CLOSED)
         await self._thread.aclose(self._remote.aclose)
-
-    def close_to(self, reason: str) -> None:
-        self._remote.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> BridgedHandle:
         return BridgedHandle(self._remote.handle(endpoint, handle_options), self._thread)
@@ -235,12 +224,12 @@ _LEAST_S = 0.001
 class RemoteHandle(Handle):
     _WINDOW = 64
 
+    client: RemoteClient
     connection: AdminConnection
-    to_sync: Callable[[RemoteHandle], BridgedHandle]
 
     @property
     def sync(self) -> BridgedHandle:
-        return self.to_sync(self)
+        return self.client.sync.handle(self.endpoint, self.handle_options)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         timeout_s, deadline = await self._time()
