@@ -16,7 +16,6 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import trace_headers
-from shoal.core.json_text import check_keys
 from shoal.core.options.option import checked_token, seconds
 from shoal.errors import DeadlineExceeded, ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES, PROBLEM
@@ -284,8 +283,6 @@ class RemoteHandle(Handle):
     def _body(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
     ) -> dict[str, Any]:
-        check_keys("an argument", args)
-        check_keys("an argument", kwargs)
         options = replace(self.handle_options, timeout_s=timeout_s).changed()
         if "http_headers" in options:
             options["http_headers"] = dict(options["http_headers"])
