@@ -165,8 +165,8 @@ class Backend:
         """Applies a config; if that raises, the caller applies the one from before."""
         converters = loaded_converters(config.decode, config.encode)
         for method_batcher in self.method_batchers.values():
-            method_batcher.configure(self.batch_options(method_batcher.method, config))
-            method_batcher.convert_with(converters)
+            options = self.batch_options(method_batcher.method, config)
+            method_batcher.configure(options, converters)
         self.config = config
         self.forget_results()
         self.supervisor.adopt(config)
@@ -257,10 +257,8 @@ class Backend:
             self.method_batchers[method] = method_batcher
             # Entering `open` may take long.
             if self.config is not config or self.supervisor.wanted != wanted:
-                method_batcher.configure(self.batch_options(described, self.config))
-                method_batcher.convert_with(
-                    loaded_converters(self.config.decode, self.config.encode)
-                )
+                converters = loaded_converters(self.config.decode, self.config.encode)
+                method_batcher.configure(self.batch_options(described, self.config), converters)
             return method_batcher
 
     def _check_continuous(self, description: Description) -> None:

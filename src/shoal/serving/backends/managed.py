@@ -25,7 +25,6 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.scopes import Beside
-from shoal.serving.backends.pool import PoolMember, wait_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
     from shoal.serving.backend_config import BackendConfig
+    from shoal.serving.backends.pool import Pool, PoolMember
     from shoal.status import ReplicaState
 
 
@@ -185,11 +185,11 @@ class ManagedReplica:
     def abandon(self) -> None:
         self._scope.cancel()
 
-    async def stop_when_idle(self, grace_s: float) -> None:
+    async def stop_when_idle(self, pool: Pool, grace_s: float) -> None:
         """Ends it after its batches; those that run after `grace_s` fail."""
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
-            await wait_idle(self.member)
+            await pool.wait_idle(self.member)
         if self.life.is_over:
             return
         self.life.on("stop")

@@ -296,7 +296,7 @@ class Supervisor:
             "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
         )
         name = f"shoal drain {managed.replica.tag}"
-        self._tasks.start_soon(managed.stop_when_idle, grace_s, name=name)
+        self._tasks.start_soon(managed.stop_when_idle, self._pool, grace_s, name=name)
 
     async def _manage(self, managed: ManagedReplica, delay_s: float) -> None:
         self._enter()
@@ -312,20 +312,18 @@ class Supervisor:
     def _on_started(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
+        if not description.checks_health:
+            self._on_ready(managed, description)
+        tasks.start_soon(managed.checks.run, self._watch, managed, description)
+
+    async def _watch(self, managed: ManagedReplica, description: Description) -> None:
         if description.checks_health:
-            tasks.start_soon(managed.checks.run, self._admit_healthy, tasks, managed, description)
-        else:
-            self._on_ready(tasks, managed, description)
+            if not await managed.passes_first_check():
+                return
+            self._on_ready(managed, description)
+        await managed.watch_health(self._on_unhealthy)
 
-    async def _admit_healthy(
-        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
-    ) -> None:
-        if await managed.passes_first_check():
-            self._on_ready(tasks, managed, description)
-
-    def _on_ready(
-        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
-    ) -> None:
+    def _on_ready(self, managed: ManagedReplica, description: Description) -> None:
         if self.config.is_remote and not _alike(self.description or description, description):
             managed.kill("it has other methods than before; restart this server as well")
             return
@@ -340,7 +338,6 @@ class Supervisor:
             managed.member = self._pool.add(managed.replica, *self._limits(description))
             if self._is_draining:
                 managed.notify_draining()
-            tasks.start_soon(managed.checks.run, managed.watch_health, self._on_unhealthy)
         self.reconcile()
         self._wake()
 

@@ -83,17 +83,24 @@ class Backends:
     ) -> AsyncGenerator[Backend]:
         """Starts a backend with a free tag; the block begins when it is ready."""
         # Cancellation ends the backend at once, as when the block fails.
-        self._reserve(tag)
+        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
+            raise NameTaken(
+                f"there is a backend {tag!r} already; change its config, or choose "
+                "another tag and set the traffic of its endpoints to that"
+            )
+        self._reserved.add(tag)
         try:
             async with self._devices.checked(tag, config):
                 backend = await self.start(tag, code, config)
             try:
-                await self._ready(backend)
+                await backend.wait_ready()
                 yield backend
-            except BaseException:
+            except BaseException as error:
                 backend.end_at_once()
                 with anyio.CancelScope(shield=True):
                     await backend.close()
+                if isinstance(error, BatcherClosed):
+                    self._lifetime.check_open()  # as in `locked`
                 raise
         finally:
             self._reserved.discard(tag)
@@ -138,21 +145,6 @@ class Backends:
         while remaining := [one for one in self.by_tag.values() if one not in closed]:
             closed.append(remaining[-1])
             await remaining[-1].close()
-
-    def _reserve(self, tag: str) -> None:
-        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
-            raise NameTaken(
-                f"there is a backend {tag!r} already; change its config, or choose "
-                "another tag and set the traffic of its endpoints to that"
-            )
-        self._reserved.add(tag)
-
-    async def _ready(self, backend: Backend) -> None:
-        try:
-            await backend.wait_ready()
-        except BatcherClosed:
-            self._lifetime.check_open()  # as in `locked`
-            raise
 
     async def _run(self, backend: Backend, *, task_status: TaskStatus[None]) -> None:
         try:
