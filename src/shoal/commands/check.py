@@ -102,7 +102,11 @@ def _as_tables(plans: Iterable[BackendPlan], declared: Iterable[EndpointDeclarat
         for one in plans
     ]
     endpoints = [
-        (one.name, one.path or "-", ",".join(one.methods), *routing(one)) for one in declared
+        (
+            *(one.name, one.route or "-", ",".join(one.methods)),
+            *routing(one.traffic, {tag: shadow.proportion for tag, shadow in one.shadows.items()}),
+        )
+        for one in declared
     ]
     return "\n\n".join(
         (
@@ -138,17 +142,17 @@ def _backend_as_data(one: BackendPlan) -> dict[str, Any]:
 
 def _endpoint_as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
     return {
-        "route": endpoint.path,
+        "route": endpoint.route,
         "methods": list(endpoint.methods),
         "traffic": dict(endpoint.traffic),
         "shadows": {
-            shadow.backend: {
+            backend: {
                 "proportion": shadow.proportion,
                 "compare": qualified_name(shadow.compare)
                 if callable(shadow.compare)
                 else shadow.compare,
             }
-            for shadow in endpoint.shadows
+            for backend, shadow in endpoint.shadows.items()
         },
     }
 
@@ -180,7 +184,7 @@ def _plans_of(declared: Declarations) -> tuple[list[BackendPlan], list[Complaint
         plan = BackendPlan(tag=tag, code=definition.import_path or definition.name, config=config)
         try:
             has_route = any(
-                one.path is not None and one.traffic.get(tag, 0) > 0
+                one.route is not None and one.traffic.get(tag, 0) > 0
                 for one in declared.endpoints.values()
             )
             plan = _inspected(plan, definition, has_route)
@@ -188,7 +192,7 @@ def _plans_of(declared: Declarations) -> tuple[list[BackendPlan], list[Complaint
             complaints.append(complaint)
         backends.append(plan)
     for name, endpoint in declared.endpoints.items():
-        for shadow in endpoint.shadows:
+        for shadow in endpoint.shadows.values():
             try:
                 _check_compare(("endpoints", name, "shadows"), shadow.compare)
             except Complaint as complaint:

@@ -82,10 +82,10 @@ class ShadowFlow:
     @classmethod
     def restored(
         cls,
+        allowed: Callable[[str], str],
         backend: Backend,
         proportion: float,
         compare: str | None,
-        allowed: Callable[[str], str],
     ) -> Self:
         """Makes a shadow from the state file, without a comparison that may not or can't load."""
         try:

@@ -11,6 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,7 +21,7 @@ from shoal.core.events import Observers
 from shoal.core.histogram import NO_ENDPOINT
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
-from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
+from shoal.http.app.declarations import Declarations, EndpointDeclaration
 from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
 from shoal.http.app.middleware import AppGuard, with_middleware
 from shoal.http.app.pages import OUTSIDE, Pages
@@ -43,6 +44,7 @@ from shoal.serving.names import (
     checked_tag,
     found,
 )
+from shoal.serving.state_records import ShadowRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -254,7 +256,7 @@ class App:
         self._declared.add_endpoint(
             EndpointDeclaration(
                 name=name,
-                path=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
+                route=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
                 methods=checked_methods(methods),
                 traffic=Traffic.checked(weights, self._declared.backends).weights,
                 documented=documented_as(security, responses, self.settings),
@@ -271,7 +273,8 @@ class App:
             RuntimeError: The application is open.
         """
         declared = self._endpoint_to_change(endpoint)
-        declared.traffic = Traffic.checked(weights, self._declared.backends).weights
+        traffic = Traffic.checked(weights, self._declared.backends).weights
+        self._declared.endpoints[endpoint] = replace(declared, traffic=traffic)
 
     def shadow(
         self,
@@ -292,7 +295,8 @@ class App:
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
         Shadow(backend, proportion)
-        declared.shadows.append(ShadowDeclaration(backend, proportion, compare))
+        shadow = ShadowRecord(proportion=proportion, compare=compare)
+        self._declared.endpoints[endpoint] = declared.with_shadow(backend, shadow)
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.

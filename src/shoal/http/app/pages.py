@@ -319,7 +319,7 @@ def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:
     code = declared.code
     return ServedEndpoint(
         name=declared.name,
-        path=declared.path,
+        path=declared.route,
         methods=declared.methods,
         signature=None if code is None else code.signature,
         streams=code is not None and code.streams,

@@ -8,7 +8,9 @@ outside of that lock, under a lock of each backend.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import anyio
 
@@ -30,6 +32,7 @@ from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.shadow import ShadowFlow
+from shoal.serving.state_records import EndpointRecord, ShadowRecord
 from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
@@ -196,37 +199,37 @@ class Controller(Client):
         route: str | None = None,
         methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
-        weights = None if backend is None else {backend: 1.0}
-        await self.declare_endpoint(name, route=route, methods=methods, weights=weights)
+        traffic = {} if backend is None else {backend: 1.0}
+        await self.declare_endpoint(
+            EndpointRecord(name=name, route=route, methods=cast("Any", methods), traffic=traffic)
+        )
 
-    async def declare_endpoint(
-        self,
-        name: str,
-        *,
-        route: str | None,
-        methods: Sequence[str],
-        weights: Mapping[str, float] | None,
-        shadows: Iterable[tuple[str, float, Callable[[Any, Any], bool] | str | None]] = (),
-    ) -> None:
+    async def declare_endpoint(self, given: EndpointRecord) -> None:
         """Creates an endpoint with its traffic and shadows, as one atomic change."""
-        # `weights` None holds requests until traffic is set.
         self.check_open()
-        checked_tag("an endpoint's name", name)
-        path = None if route is None else checked_route(route)
-        endpoint = Endpoint(name, path, checked_methods(methods), self._lifetime.start_soon)
+        declared = EndpointRecord(
+            name=checked_tag("an endpoint's name", given.name),
+            route=checked_route(given.route),
+            methods=checked_methods(given.methods),
+            traffic=given.traffic,
+            shadows=given.shadows,
+        )
         async with self._declaring:
             self.check_open()
-            self.registry.check_free(endpoint)
-            if weights is not None:
-                traffic = Traffic.checked(weights, self.backends)
-                endpoint.set_traffic(traffic, self.backends)
-            for tag, proportion, compare in shadows:
-                flow = ShadowFlow(self._backends.find(tag), proportion, compare)
-                endpoint.shadows.pop(tag, None)
-                if proportion:
-                    endpoint.shadows[tag] = flow
-            await self._journal.put_endpoint(endpoint)
+            self.registry.check_free(declared)
+            endpoint = self._made(declared, ShadowFlow)
+            await self._journal.put_endpoint(endpoint.declared)
             self.registry.add(endpoint)
+
+    def _made(self, declared: EndpointRecord, flow: Callable[..., ShadowFlow]) -> Endpoint:
+        endpoint = Endpoint(declared, self._lifetime.start_soon)
+        if declared.traffic:
+            traffic = Traffic.checked(declared.traffic, self.backends)
+            endpoint.set_traffic(traffic, self.backends)
+        for tag, shadow in declared.shadows.items():
+            backend = self._backends.find(tag)
+            endpoint.shadows[tag] = flow(backend, shadow.proportion, shadow.compare)
+        return endpoint
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
         self.check_open()
@@ -234,7 +237,7 @@ class Controller(Client):
             name: {
                 "route": endpoint.route,
                 "methods": list(endpoint.methods),
-                "traffic": {} if endpoint.traffic is None else dict(endpoint.traffic.weights),
+                "traffic": dict(endpoint.declared.traffic),
                 "shadows": {tag: flow.proportion for tag, flow in endpoint.shadows.items()},
             }
             for name, endpoint in self.endpoints.items()
@@ -252,7 +255,8 @@ class Controller(Client):
             self.check_open()
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
-            await self._journal.put_endpoint(found, traffic=traffic)
+            weights = dict(traffic.weights)
+            await self._journal.put_endpoint(replace(found.declared, traffic=weights))
             found.set_traffic(traffic, self.backends)
 
     async def shadow_traffic(
@@ -267,14 +271,10 @@ class Controller(Client):
             self.check_open()
             found = self.endpoint(endpoint)
             flow = ShadowFlow(self._backends.find(backend), proportion, compare)
-            shadows = {**found.shadows, backend: flow}
-            if not proportion:
-                del shadows[backend]
-            await self._journal.put_endpoint(found, shadows=shadows)
-            if backend in shadows and backend in found.shadows:
-                found.shadows[backend].change(flow)
-            else:
-                found.shadows = shadows
+            shadow = ShadowRecord(proportion=flow.proportion, compare=compare)
+            declared = found.declared.with_shadow(backend, shadow)
+            await self._journal.put_endpoint(declared)
+            found.set_shadow(declared, flow)
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle:
         self.check_open()
@@ -350,16 +350,9 @@ class Controller(Client):
         backends, endpoints = await self._journal.restored()
         for tag, code, config in backends:
             self._backends.add(await self._backends.start(tag, code, config))
-        for one in endpoints:
-            endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
-            if one.traffic:
-                traffic = Traffic.checked(one.traffic, self.backends)
-                endpoint.set_traffic(traffic, self.backends)
-            for tag, shadow in one.shadows.items():
-                backend, allowed = self.backends[tag], self._journal.comparison
-                flow = ShadowFlow.restored(backend, shadow.proportion, shadow.compare, allowed)
-                endpoint.shadows[tag] = flow
-            self.registry.add(endpoint)
+        flow = partial(ShadowFlow.restored, self._journal.comparison)
+        for declared in endpoints:
+            self.registry.add(self._made(declared, flow))
 
     def _enter(self) -> None:
         """Sets this controller in the context of a task that may run code of its backends."""

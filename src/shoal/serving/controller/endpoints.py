@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import PrimaryAnswer
+    from shoal.serving.state_records import EndpointRecord
 
 
 class Endpoints:
@@ -53,7 +54,7 @@ class Endpoints:
         """Returns the names of the endpoints that have traffic or shadows to a backend."""
         return [name for name, endpoint in self.by_name.items() if endpoint.uses(tag)]
 
-    def check_free(self, endpoint: Endpoint) -> None:
+    def check_free(self, endpoint: EndpointRecord) -> None:
         there = self.by_name.get(endpoint.name)
         if there is not None:
             same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -17,16 +17,12 @@ from shoal.serving.state_records import (
     DeclaredState,
     Deleted,
     EndpointRecord,
-    ShadowRecord,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from shoal.core.traffic import Traffic
-    from shoal.serving.endpoint import Endpoint
     from shoal.serving.imports import ImportRule
-    from shoal.serving.shadow import ShadowFlow
     from shoal.serving.state_file import StateFile
 
 
@@ -76,29 +72,10 @@ class Journal:
     async def delete(self, kind: Literal["backend", "endpoint"], name: str) -> None:
         await self._write(Deleted(kind, name, (kind, name) in self._of_program))
 
-    async def put_endpoint(
-        self,
-        endpoint: Endpoint,
-        *,
-        traffic: Traffic | None = None,
-        shadows: Mapping[str, ShadowFlow] | None = None,
-    ) -> None:
-        """Records an endpoint, with new traffic or shadows if they are given."""
-        if self._state is None:
-            return
-        traffic = endpoint.traffic if traffic is None else traffic
-        flows = endpoint.shadows if shadows is None else shadows
-        record = EndpointRecord(
-            name=endpoint.name,
-            route=endpoint.route,
-            methods=endpoint.methods,
-            traffic={} if traffic is None else dict(traffic.weights),
-            shadows={
-                tag: ShadowRecord(proportion=flow.proportion, compare=cast("Any", flow.compare))
-                for tag, flow in flows.items()
-            },
-        )
-        await self._write(record)
+    async def put_endpoint(self, declared: EndpointRecord) -> None:
+        if self._state is not None:
+            declared.check_durable()
+            await self._write(declared)
 
     async def restored(
         self,
