@@ -4,12 +4,13 @@ from textwrap import dedent
 
 import pytest
 
+from shoal.core.traffic import Shadow
 from shoal.replicas.code.definition import Definition
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused, lines_of_keys, written
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
-from shoal.serving.state_records import EndpointRecord, ShadowRecord
+from shoal.serving.state_records import EndpointRecord
 
 WHOLE = """\
 [server]
@@ -93,7 +94,7 @@ def test_a_file_is_read(read):
             route="/classify",
             methods=("GET", "POST"),
             traffic={"small": 0.9, "large": 0.1},
-            shadows={"large": ShadowRecord(proportion=0.5, compare="models:alike")},
+            shadows={"large": Shadow(0.5, compare="models:alike")},
         ),
         "by-hand": EndpointRecord(name="by-hand", methods=DEFAULT_METHODS, traffic={"large": 1.0}),
         "later": EndpointRecord(name="later", route="/later", methods=DEFAULT_METHODS),

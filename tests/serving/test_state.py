@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.traffic import Shadow
 from shoal.errors import NotDurable, StateRefused
 from shoal.serving.state_file import StateFile
 from shoal.serving.state_records import (
@@ -16,7 +17,6 @@ from shoal.serving.state_records import (
     DeclaredState,
     Deleted,
     EndpointRecord,
-    ShadowRecord,
 )
 
 EMBED = BackendRecord(
@@ -31,7 +31,7 @@ SHOWN = EndpointRecord(
     route="/shown",
     methods=("GET", "POST"),
     traffic={"embed": 0.1, "other": 0.9},
-    shadows={"third": ShadowRecord(proportion=0.25, compare="models:alike")},
+    shadows={"third": Shadow(0.25, compare="models:alike")},
 )
 HIDDEN = EndpointRecord(name="hidden", traffic={"embed": 1})
 
@@ -376,7 +376,7 @@ def test_code_and_comparisons_are_kept_by_their_import_paths() -> None:
     code: object = len
     with pytest.raises(NotDurable, match=r"the code of the backend 'b'.*import path"):
         BackendRecord(tag="b", import_path=code)  # type: ignore[arg-type]
-    shadows = {"b": ShadowRecord(proportion=1, compare=len)}
+    shadows = {"b": Shadow(1, compare=len)}
     with pytest.raises(NotDurable, match="import path"):
         EndpointRecord(name="e", shadows=shadows).check_durable()
 

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from shoal.core.json_text import exact_json
+from shoal.core.traffic import Shadow
 from shoal.errors import NotDurable
 from shoal.serving.names import DEFAULT_METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +37,6 @@ class BackendRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShadowRecord:
-    proportion: float
-    compare: Callable[[Any, Any], bool] | str | None = None  # a state file takes import paths only
-
-
-@dataclass(frozen=True, kw_only=True)
 class EndpointRecord:
     """The declaration of an endpoint: in a program, a file, a controller and its state."""
 
@@ -50,9 +45,10 @@ class EndpointRecord:
     methods: tuple[str, ...] = DEFAULT_METHODS
     # empty if it is not set, and requests wait
     traffic: Mapping[str, float] = field(default_factory=dict[str, float])
-    shadows: Mapping[str, ShadowRecord] = field(default_factory=dict[str, ShadowRecord])
+    # A state file takes no function that compares, only its import path.
+    shadows: Mapping[str, Shadow] = field(default_factory=dict[str, Shadow])
 
-    def with_shadow(self, backend: str, shadow: ShadowRecord) -> Self:
+    def with_shadow(self, backend: str, shadow: Shadow) -> Self:
         """Returns a copy with another shadow of a backend, or without one if its share is 0."""
         shadows = {**self.shadows, backend: shadow}
         if not shadow.proportion:
@@ -118,7 +114,7 @@ class DeclaredState:
 
 
 def _endpoint(values: Any) -> EndpointRecord:
-    shadows = {tag: ShadowRecord(**one) for tag, one in values["shadows"].items()}
+    shadows = {tag: Shadow(**one) for tag, one in values["shadows"].items()}
     every: dict[str, Any] = {**values, "methods": tuple(values["methods"]), "shadows": shadows}
     return EndpointRecord(**every)
 

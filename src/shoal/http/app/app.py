@@ -44,7 +44,6 @@ from shoal.serving.names import (
     checked_tag,
     found,
 )
-from shoal.serving.state_records import ShadowRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -294,8 +293,7 @@ class App:
         """
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
-        Shadow(backend, proportion)
-        shadow = ShadowRecord(proportion=proportion, compare=compare)
+        shadow = Shadow(proportion, compare)
         self._declared.endpoints[endpoint] = declared.with_shadow(backend, shadow)
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:

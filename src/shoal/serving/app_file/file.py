@@ -39,7 +39,7 @@ from shoal.serving.names import (
     found,
     without_names,
 )
-from shoal.serving.state_records import EndpointRecord, ShadowRecord
+from shoal.serving.state_records import EndpointRecord
 
 if TYPE_CHECKING:
     import os
@@ -262,11 +262,11 @@ class _EndpointChecks:
         checked = self._flaws.checked(path, Traffic.checked, weights, known)
         return {} if checked is None else dict(checked.weights)
 
-    def _shadows(self, path: Keys, value: Any) -> dict[str, ShadowRecord]:
+    def _shadows(self, path: Keys, value: Any) -> dict[str, Shadow]:
         if not isinstance(value, list):
             self._flaws.add(path, f"must be an array of tables, as [[{'.'.join(map(str, path))}]]")
             return {}
-        shadows: dict[str, ShadowRecord] = {}
+        shadows: dict[str, Shadow] = {}
         for place, one in enumerate(cast("Any", value)):
             at = (*path, place)
             given = self._flaws.fields(
@@ -281,7 +281,7 @@ class _EndpointChecks:
             if tag in shadows:
                 self._flaws.add((*at, "backend"), f"{tag!r} has a shadow of this endpoint already")
             if tag is not None and proportion is not None:
-                shadows[tag] = ShadowRecord(proportion=proportion, compare=given.get("compare"))
+                shadows[tag] = Shadow(proportion, given.get("compare"))
         return shadows
 
     def _check_free(self, path: Keys, route: str | None, methods: Collection[str]) -> None:
@@ -301,4 +301,4 @@ class _EndpointChecks:
 
 
 def _proportion(value: Any) -> float:
-    return Shadow("a backend", value).proportion
+    return Shadow(value).proportion

@@ -16,7 +16,7 @@ import anyio
 
 from shoal.core.events import Observers
 from shoal.core.options.option import yes_or_no
-from shoal.core.traffic import Traffic
+from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.code.endpoint_call import IS_THERE, CallOut, HandleOptions
@@ -32,7 +32,7 @@ from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.shadow import ShadowFlow
-from shoal.serving.state_records import EndpointRecord, ShadowRecord
+from shoal.serving.state_records import EndpointRecord
 from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
@@ -227,8 +227,7 @@ class Controller(Client):
             traffic = Traffic.checked(declared.traffic, self.backends)
             endpoint.set_traffic(traffic, self.backends)
         for tag, shadow in declared.shadows.items():
-            backend = self._backends.find(tag)
-            endpoint.shadows[tag] = flow(backend, shadow.proportion, shadow.compare)
+            endpoint.shadows[tag] = flow(self._backends.find(tag), shadow)
         return endpoint
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
@@ -238,7 +237,9 @@ class Controller(Client):
                 "route": endpoint.route,
                 "methods": list(endpoint.methods),
                 "traffic": dict(endpoint.declared.traffic),
-                "shadows": {tag: flow.proportion for tag, flow in endpoint.shadows.items()},
+                "shadows": {
+                    tag: shadow.proportion for tag, shadow in endpoint.declared.shadows.items()
+                },
             }
             for name, endpoint in self.endpoints.items()
         }
@@ -270,9 +271,8 @@ class Controller(Client):
         async with self._declaring:
             self.check_open()
             found = self.endpoint(endpoint)
-            flow = ShadowFlow(self._backends.find(backend), proportion, compare)
-            shadow = ShadowRecord(proportion=flow.proportion, compare=compare)
-            declared = found.declared.with_shadow(backend, shadow)
+            flow = ShadowFlow(self._backends.find(backend), Shadow(proportion, compare))
+            declared = found.declared.with_shadow(backend, flow.declared)
             await self._journal.put_endpoint(declared)
             found.set_shadow(declared, flow)
 
