@@ -372,13 +372,16 @@ def test_what_holds_itself_is_not_kept() -> None:
         BackendRecord(tag="b", import_path="a:B", init_args=(endless,))
 
 
-def test_code_and_comparisons_are_kept_by_their_import_paths() -> None:
+def test_code_and_comparisons_are_kept_by_their_import_paths(path: Path) -> None:
     code: object = len
     with pytest.raises(NotDurable, match=r"the code of the backend 'b'.*import path"):
         BackendRecord(tag="b", import_path=code)  # type: ignore[arg-type]
     shadows = {"b": Shadow(1, compare=len)}
-    with pytest.raises(NotDurable, match="import path"):
-        EndpointRecord(name="e", shadows=shadows).check_durable()
+    with closing(StateFile.open(path)) as state:
+        with pytest.raises(NotDurable, match="import path"):
+            state.apply(EndpointRecord(name="e", shadows=shadows))
+        state.apply(HIDDEN)
+    assert load(path).endpoints == {"hidden": HIDDEN}
 
 
 def test_a_record_is_not_changed_by_what_it_was_made_of() -> None:

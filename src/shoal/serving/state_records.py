@@ -104,6 +104,7 @@ class DeclaredState:
                     backends[change.tag] = change
                     gone.discard(("backend", change.tag))
                 case EndpointRecord():
+                    change.check_durable()
                     endpoints[change.name] = change
                     gone.discard(("endpoint", change.name))
                 case Deleted(kind, name, is_declared):

@@ -55,12 +55,10 @@ class Scaling:
         self._scope: anyio.CancelScope | None = None
         self._options: AutoscalingOptions | None = None
         self._woken = anyio.Event()
-        self._was_woken = 0
 
     def wake(self) -> None:
         """Decides now if no replica is wanted; called when a batch is due."""
         if not self._backend.supervisor.wanted:
-            self._was_woken = 1
             self._woken.set()
 
     def configure(self, options: AutoscalingOptions | None) -> None:
@@ -80,9 +78,9 @@ class Scaling:
             while True:
                 now = anyio.current_time()
                 # A request that was refused since there was no replica is no longer in the queue.
-                queued = max(self._backend.queued, self._was_woken)
+                queued = max(self._backend.queued, self._woken.is_set())
                 scaler.observe(now, queued, self._backend.ongoing)
-                self._was_woken = 0
+                self._woken = anyio.Event()
                 wanted = scaler.decide(now, self._backend.supervisor.wanted)
                 if self._backend.supervisor.description is None:
                     wanted = max(wanted, 1)  # the first one shows what the code is
@@ -90,7 +88,6 @@ class Scaling:
                     self._backend.scale_by_load(wanted)
                 with anyio.move_on_after(options.metrics_interval_s):
                     await self._woken.wait()
-                self._woken = anyio.Event()
 
 
 CALL: Final = "__call__"

@@ -130,13 +130,13 @@ class Controller(Client):
         """Creates a backend, which may start while others do."""
         # Once it is ready it waits for `when_ready`, so that backends are added in order.
         placement_of(config.placement, config.for_placement())
-        self._journal.check_backend(tag, code, config)
+        record = self._journal.backend_record(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
             if when_ready is not None:
                 await when_ready()
             async with self._declaring:
                 self.check_open()
-                await self._journal.put_backend(tag, code, config)
+                await self._journal.put(record)
                 self._backends.add(backend)
 
     async def update_backend_config(
@@ -144,10 +144,10 @@ class Controller(Client):
     ) -> None:
         async with self._backends.locked(tag) as backend:
             config = backend.config.changed(config)
-            self._journal.check_backend(tag, backend.definition, config)
+            record = self._journal.backend_record(tag, backend.definition, config)
             async with applied(backend, config), self._declaring:
                 self.check_open()
-                await self._journal.put_backend(tag, backend.definition, config)
+                await self._journal.put(record)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         await self.update_backend_config(tag, {"num_replicas": num_replicas})
@@ -218,7 +218,7 @@ class Controller(Client):
             self.check_open()
             self.registry.check_free(declared)
             endpoint = self._made(declared, ShadowFlow)
-            await self._journal.put_endpoint(endpoint.declared)
+            await self._journal.put(endpoint.declared)
             self.registry.add(endpoint)
 
     def _made(self, declared: EndpointRecord, flow: Callable[..., ShadowFlow]) -> Endpoint:
@@ -257,7 +257,7 @@ class Controller(Client):
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
             weights = dict(traffic.weights)
-            await self._journal.put_endpoint(replace(found.declared, traffic=weights))
+            await self._journal.put(replace(found.declared, traffic=weights))
             found.set_traffic(traffic, self.backends)
 
     async def shadow_traffic(
@@ -273,7 +273,7 @@ class Controller(Client):
             found = self.endpoint(endpoint)
             flow = ShadowFlow(self._backends.find(backend), Shadow(proportion, compare))
             declared = found.declared.with_shadow(backend, flow.declared)
-            await self._journal.put_endpoint(declared)
+            await self._journal.put(declared)
             found.set_shadow(declared, flow)
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle:

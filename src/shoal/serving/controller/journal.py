@@ -60,22 +60,22 @@ class Journal:
         self._of_program |= of_program
         return of_program - self._gone
 
-    def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        """Raises `NotDurable` if the state file can't store the backend."""
-        if self._state is not None:
-            _backend_record(tag, code, config)
-
-    async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        if self._state is not None:
-            await self._write(_backend_record(tag, code, config))
+    def backend_record(
+        self, tag: str, code: Definition, config: BackendConfig
+    ) -> BackendRecord | None:
+        """Raises `NotDurable` if the state file can't store the backend; None without a file."""
+        if self._state is None:
+            return None
+        return BackendRecord(
+            tag=tag,
+            import_path=code.target,
+            init_args=code.init_args,
+            init_kwargs=dict(code.init_kwargs),
+            config=config.durable(),
+        )
 
     async def delete(self, kind: Literal["backend", "endpoint"], name: str) -> None:
-        await self._write(Deleted(kind, name, (kind, name) in self._of_program))
-
-    async def put_endpoint(self, declared: EndpointRecord) -> None:
-        if self._state is not None:
-            declared.check_durable()
-            await self._write(declared)
+        await self.put(Deleted(kind, name, (kind, name) in self._of_program))
 
     async def restored(
         self,
@@ -119,8 +119,8 @@ class Journal:
                 self._is_closed = True
                 self._state.close()
 
-    async def _write(self, change: Change) -> None:
-        if self._state is None:
+    async def put(self, change: Change | None) -> None:
+        if self._state is None or change is None:
             return
         # Shielded, so that a change that was recorded also takes effect, and the other way round.
         with anyio.CancelScope(shield=True):
@@ -135,13 +135,3 @@ class Journal:
 
 def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[DeclaredName]:
     return {*(("backend", tag) for tag in backends), *(("endpoint", name) for name in endpoints)}
-
-
-def _backend_record(tag: str, code: Definition, config: BackendConfig) -> BackendRecord:
-    return BackendRecord(
-        tag=tag,
-        import_path=code.target,
-        init_args=code.init_args,
-        init_kwargs=dict(code.init_kwargs),
-        config=config.durable(),
-    )
