@@ -231,25 +231,14 @@ class RemoteHandle(Handle):
         return self.client.sync.handle(self.endpoint, self.handle_options)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
-        timeout_s, deadline = await self._time()
-        body = self._body(args, kwargs, timeout_s)
-        try:
+        async with self._calling(args, kwargs) as (body, timeout_s):
             patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
             return await self.connection.ask_within(patience_s, "POST", self._path, body)
-        except DeadlineExceeded:
-            # If the deadline was a scope's, let the scope cancel: the server's clock may be ahead.
-            await anyio.sleep_until(deadline)
-            raise
 
     def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
         async def open_() -> tuple[StreamingAnswer, float]:
-            timeout_s, deadline = await self._time()
-            body = self._body(args, kwargs, timeout_s)
-            try:
+            async with self._calling(args, kwargs) as (body, _):
                 return await self.connection.open_stream(self._path, body), math.inf
-            except DeadlineExceeded:
-                await anyio.sleep_until(deadline)  # as in `call`
-                raise
 
         return HttpStream(
             open_, lambda _, status, problem: self.connection.error_of(status, problem)
@@ -268,25 +257,26 @@ class RemoteHandle(Handle):
     def _path(self) -> str:
         return f"endpoints/{self.endpoint}/call"
 
-    async def _time(self) -> tuple[float | None, float]:
-        """Returns the call's time limit, and the scope's deadline if that is the limit."""
+    @asynccontextmanager
+    async def _calling(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[dict[str, Any], float | None]]:
+        """Yields the body of a request for a call, and the call's time limit."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        given_s = self.handle_options.timeout_s
-        if given_s == math.inf:
-            given_s = None
-        deadline = anyio.current_effective_deadline()
+        given_s, deadline = self.handle_options.timeout_s, anyio.current_effective_deadline()
         left_s = max(deadline - anyio.current_time(), _LEAST_S)
-        if left_s < (math.inf if given_s is None else given_s):
-            return left_s, deadline
-        return given_s, -math.inf
-
-    def _body(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
-    ) -> dict[str, Any]:
+        is_of_scope = left_s < (math.inf if given_s is None else given_s)
+        limit_s = left_s if is_of_scope else given_s
+        timeout_s = None if limit_s == math.inf else limit_s
         options = replace(self.handle_options, timeout_s=timeout_s).changed()
         if "http_headers" in options:
             options["http_headers"] = dict(options["http_headers"])
-        return {"args": args, "kwargs": kwargs, "options": options}
+        try:
+            yield {"args": args, "kwargs": kwargs, "options": options}, timeout_s
+        except DeadlineExceeded:
+            if is_of_scope:
+                await anyio.sleep_until(deadline)  # the server's clock may be ahead
+            raise
 
 
 API: Final = "/-/api"
