@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from shoal.http.app.declarations import Declarations, EndpointDeclaration
+    from shoal.http.app.declarations import Declarations
     from shoal.replicas.code.definition import Definition
     from shoal.serving.backend_config import BackendConfig
+    from shoal.serving.state_records import EndpointRecord
 
 
 _EXAMPLE: Final = """\
@@ -89,7 +90,7 @@ def _refusal(app: Any, complaints: Sequence[Complaint]) -> CommandError:
     return say_flaws(AppFileRefused(app.file.flaws.found).flaws)
 
 
-def _as_tables(plans: Iterable[BackendPlan], declared: Iterable[EndpointDeclaration]) -> str:
+def _as_tables(plans: Iterable[BackendPlan], declared: Iterable[EndpointRecord]) -> str:
     backends = [
         (
             one.tag,
@@ -140,7 +141,7 @@ def _backend_as_data(one: BackendPlan) -> dict[str, Any]:
     }
 
 
-def _endpoint_as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
+def _endpoint_as_data(endpoint: EndpointRecord) -> dict[str, Any]:
     return {
         "route": endpoint.route,
         "methods": list(endpoint.methods),

@@ -21,7 +21,7 @@ from shoal.core.events import Observers
 from shoal.core.histogram import NO_ENDPOINT
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
-from shoal.http.app.declarations import Declarations, EndpointDeclaration
+from shoal.http.app.declarations import Declarations
 from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
 from shoal.http.app.middleware import AppGuard, with_middleware
 from shoal.http.app.pages import OUTSIDE, Pages
@@ -44,6 +44,7 @@ from shoal.serving.names import (
     checked_tag,
     found,
 )
+from shoal.serving.state_records import EndpointRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -252,15 +253,13 @@ class App:
         self._check_not_open(name)
         checked_tag("an endpoint's name", name)
         weights = {backend: 1.0} if isinstance(backend, str) else backend
-        self._declared.add_endpoint(
-            EndpointDeclaration(
-                name=name,
-                route=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
-                methods=checked_methods(methods),
-                traffic=Traffic.checked(weights, self._declared.backends).weights,
-                documented=documented_as(security, responses, self.settings),
-            )
+        endpoint = EndpointRecord(
+            name=name,
+            route=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
+            methods=checked_methods(methods),
+            traffic=Traffic.checked(weights, self._declared.backends).weights,
         )
+        self._declared.add_endpoint(endpoint, documented_as(security, responses, self.settings))
 
     def traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """Declares how the requests of an endpoint are divided, as `Client.set_traffic` does.
@@ -273,7 +272,7 @@ class App:
         """
         declared = self._endpoint_to_change(endpoint)
         traffic = Traffic.checked(weights, self._declared.backends).weights
-        self._declared.endpoints[endpoint] = replace(declared, traffic=traffic)
+        self._declared.change(replace(declared, traffic=traffic))
 
     def shadow(
         self,
@@ -293,8 +292,7 @@ class App:
         """
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
-        shadow = Shadow(proportion, compare)
-        self._declared.endpoints[endpoint] = declared.with_shadow(backend, shadow)
+        self._declared.change(declared.with_shadow(backend, Shadow(proportion, compare)))
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
@@ -325,7 +323,7 @@ class App:
         """Returns the current OpenAPI document, without a prefix."""
         return self.own_pages.document()
 
-    def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
+    def _endpoint_to_change(self, name: str) -> EndpointRecord:
         self._check_not_open(name)
         return found("endpoint", name, self._declared.endpoints)
 

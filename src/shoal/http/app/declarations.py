@@ -6,7 +6,6 @@ changed it. Existing backends and endpoints are therefore left unchanged; the ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,20 +34,16 @@ if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndpointDeclaration(EndpointRecord):
-    """A declaration of an endpoint; without a route it is called by handles only."""
-
-    code: Declared | None = None
-    documented: Documented = field(default_factory=Documented)
-
-
 class Declarations:
     def __init__(self) -> None:
         # Tags of backends that are not ready yet, while they are created.
         self.loading: list[str] = []
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
-        self.endpoints: dict[str, EndpointDeclaration] = {}
+        # Without a route an endpoint is called by handles only.
+        self.endpoints: dict[str, EndpointRecord] = {}
+        # Of endpoints with a backend of their own, and what their documentation says beside it.
+        self.code: dict[str, Declared] = {}
+        self.documented: dict[str, Documented] = {}
         # Mounted applications, by prefix.
         self.mounts: dict[str, ASGIApp] = {}
 
@@ -79,9 +74,9 @@ class Declarations:
         for tag, (code, config) in file.backends.items():
             self.add_backend(tag, code, config)
         for endpoint in file.endpoints.values():
-            self.add_endpoint(EndpointDeclaration(**vars(endpoint)))
+            self.add_endpoint(endpoint, Documented())
 
-    def add_endpoint(self, endpoint: EndpointDeclaration) -> None:
+    def add_endpoint(self, endpoint: EndpointRecord, documented: Documented) -> None:
         there = self.endpoints.get(endpoint.name)
         if there is not None:
             raise NameTaken(
@@ -89,6 +84,10 @@ class Declarations:
                 f'{endpoint.route} another with name="..."'
             )
         self.check_free(endpoint.route, endpoint.methods)
+        self.endpoints[endpoint.name] = endpoint
+        self.documented[endpoint.name] = documented
+
+    def change(self, endpoint: EndpointRecord) -> None:
         self.endpoints[endpoint.name] = endpoint
 
     def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
@@ -120,28 +119,22 @@ class Declarations:
     ) -> None:
         from shoal.http.json.queries import check_items
 
-        for there in self.endpoints.values():
-            if code.face is not None and there.code is not None and there.code.face is code.face:
+        for there, known in self.code.items():
+            if code.face is not None and known.face is code.face:
                 raise ValueError(
-                    f"{target!r} has one batcher, and {there.route} serves it already; decorate "
-                    "the handler a second time for another"
+                    f"{target!r} has one batcher, and {self.endpoints[there].route} serves it "
+                    "already; decorate the handler a second time for another"
                 )
         if code.config.decode is None:
             check_items(code.signature, path)
-        endpoint = EndpointDeclaration(
-            name=name,
-            route=path,
-            methods=methods,
-            traffic={name: 1.0},
-            code=code,
-            documented=documented,
-        )
-        self.add_endpoint(endpoint)
+        endpoint = EndpointRecord(name=name, route=path, methods=methods, traffic={name: 1.0})
+        self.add_endpoint(endpoint, documented)
         try:
             self.add_backend(name, code.definition, code.config)
         except BaseException:
             del self.endpoints[name]
             raise
+        self.code[name] = code
 
     def as_program(self) -> Program:
         """Returns the declared code and comparisons, which a state file may refer to."""
@@ -188,7 +181,7 @@ class Declarations:
         # that function when it starts.
         group: list[str] = []
         for tag in self.backends:
-            code = self._code(tag)
+            code = self.code.get(tag)
             if code is None or code.face is None:
                 group.append(tag)
                 continue
@@ -196,10 +189,6 @@ class Declarations:
             yield [tag]
             group = []
         yield group
-
-    def _code(self, tag: str) -> Declared | None:
-        endpoint = self.endpoints.get(tag)
-        return None if endpoint is None else endpoint.code
 
     async def _open_side_by_side(
         self,
@@ -240,7 +229,7 @@ class Declarations:
         after: anyio.Event,
     ) -> None:
         definition, config = self.backends[tag]
-        code = self._code(tag)
+        code = self.code.get(tag)
 
         async def turn() -> None:
             self.loading.remove(tag)
