@@ -125,7 +125,7 @@ class Endpoint:
 
     def copied(
         self, method_batcher: MethodBatcher, item: Any, metadata: Mapping[str, Any]
-    ) -> PrimaryAnswer | None:
+    ) -> PrimaryAnswer:
         """Sends copies of a request to shadows; returns where to set the answer to compare."""
         method = method_batcher.method.name
         # A backend that has traffic too gets no copy of a request that it answers itself: the
@@ -137,17 +137,13 @@ class Endpoint:
             if f.backend.method_batchers.get(method) is not method_batcher
         ]
         taking = [f for f in others if f.takes(random.random())]  # noqa: S311
-        if not taking:
-            return None
-        args, kwargs = Binding.of_items(method_batcher.batcher.signature, "arguments").columns(
-            [item]
-        )
         answer = PrimaryAnswer()
-        copied = {**metadata, "shadow": True}
-        for flow in taking:
-            self._start_task(flow.copy, method, tuple(args), kwargs, copied, answer)
-        if not any(flow.compares for flow in taking):
-            return None
+        if taking:
+            binding = Binding.of_items(method_batcher.batcher.signature, "arguments")
+            args, kwargs = binding.columns([item])
+            copied = {**metadata, "shadow": True}
+            for flow in taking:
+                self._start_task(flow.copy, method, tuple(args), kwargs, copied, answer)
         return answer
 
     async def _hold(self, shard_key: str | None) -> Backend:

@@ -34,29 +34,15 @@ MOST_COPIES: Final = 256
 """The most copies of one shadow that may run at once."""
 
 _TIMEOUT_S: Final = 60.0
+_NO_ANSWER: Final = object()
 
 
 class PrimaryAnswer:
     """The answer to the copied request, for the tasks that compare it."""
 
     def __init__(self) -> None:
-        self.value: Any = None
-        self.is_there = False
-        self._ended = anyio.Event()
-
-    def set(self, value: Any) -> None:
-        self.value = value
-        self.is_there = True
-        self._ended.set()
-
-    def end(self) -> None:
-        """Ends the wait without an answer, if none was set."""
-        self._ended.set()
-
-    async def wait(self) -> bool:
-        """Waits for the request's end; returns whether it was answered."""
-        await self._ended.wait()
-        return self.is_there
+        self.value: Any = _NO_ANSWER  # so it stays if the request failed
+        self.ended = anyio.Event()
 
 
 class ShadowFlow:
@@ -89,10 +75,6 @@ class ShadowFlow:
                 logger.exception("%s: shadow answers are not compared", backend.tag)
         flow.declared = declared
         return flow
-
-    @property
-    def compares(self) -> bool:
-        return self._are_alike is not None
 
     def change(self, other: ShadowFlow) -> None:
         """Applies the settings of another one, and keeps the counts."""
@@ -133,7 +115,8 @@ class ShadowFlow:
         if are_alike is None:
             return
         with anyio.move_on_after(_TIMEOUT_S):  # the request may wait for long
-            if await answer.wait():
+            await answer.ended.wait()
+            if answer.value is not _NO_ANSWER:
                 self._count_alike(are_alike, answer.value, result)
 
     async def _result(

@@ -80,16 +80,14 @@ class ManagedReplica:
     def ongoing(self) -> int:
         return 0 if self.member is None else self.member.requests
 
-    async def run(
-        self, delay_s: float, on_ready: Callable[[ManagedReplica, Description], None]
-    ) -> None:
+    async def run(self, delay_s: float, on_started: Callable[[Description], None]) -> None:
         """Starts the replica, and runs until it has ended. Cancellation ends it at once."""
         try:
             with self._scope:
                 await anyio.sleep(delay_s)
                 self.began_at = anyio.current_time()
                 self.life.on("start")
-                await self.replica.serve(task_status=_ReadyStatus(self, on_ready))
+                await self.replica.serve(task_status=_ReadyStatus(on_started))
         except (ReplicaDied, ReplicaNotStarted) as error:
             # The traceback's frames would keep this object and the replica's objects alive.
             self.failure = error.with_traceback(None)
@@ -217,14 +215,11 @@ class _ReadyStatus(TaskStatus["Description"]):
     # A nursery's `start` would return one pass of the scheduler later, when the replica may have
     # died, and would wrap the exceptions of `serve` in a group.
 
-    def __init__(
-        self, managed: ManagedReplica, on_ready: Callable[[ManagedReplica, Description], None]
-    ) -> None:
-        self._managed = managed
-        self._on_ready = on_ready
+    def __init__(self, on_started: Callable[[Description], None]) -> None:
+        self._on_started = on_started
 
     def started(self, value: Any = None) -> None:
-        self._on_ready(self._managed, value)
+        self._on_started(value)
 
 
 class NotMade(Replica):

@@ -73,7 +73,7 @@ class Supervisor:
         self._enter = enter  # called first in each replica's task
         self._version = 0
         self._versions = count(1)
-        self._number = 0
+        self._numbers = count()  # of all replicas ever made, for their tags
         # Until when failed starts are no reason to give up: model servers may still be starting.
         self.waits_until = -math.inf
         self._change = anyio.Event()
@@ -271,7 +271,6 @@ class Supervisor:
         number = next(number for number in count() if number not in taken)
         managed = ManagedReplica(self._made(number), self.config, self._version)
         managed.replica.on_leaving = partial(self._replace_one, managed)
-        self._number += 1
         self.managed.append(managed)
         delay_s = self.failures.record_start()
         self._tasks.start_soon(
@@ -279,7 +278,7 @@ class Supervisor:
         )
 
     def _made(self, number: int) -> Replica:
-        tag = f"{self._name}#{self._number}"
+        tag = f"{self._name}#{next(self._numbers)}"
         try:
             return held(self._make, "the placement")(tag, number, self.config)
         except Exception as error:  # the placement could not make the replica
@@ -302,7 +301,7 @@ class Supervisor:
         self._enter()
         try:
             async with anyio.create_task_group() as tasks:
-                await managed.run(delay_s, partial(self._on_started, tasks))
+                await managed.run(delay_s, partial(self._on_started, tasks, managed))
         except BaseException:  # this task is being cancelled, and so are all of them
             self._is_over = True
             raise

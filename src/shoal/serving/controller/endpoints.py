@@ -119,7 +119,7 @@ class EndpointHandle(Handle):
                 answer = endpoint.copied(method_batcher, item, self._metadata)
             result = await entry.call(item, call_options)
             if answer is not None:
-                answer.set(result)
+                answer.value = result
             status = 200
             return result
         except Exception as error:
@@ -129,7 +129,7 @@ class EndpointHandle(Handle):
         finally:
             self._endpoints.times.count(endpoint.name, "python", status, perf_counter() - began_at)
             if answer is not None:
-                answer.end()
+                answer.ended.set()
 
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
         endpoint = self._found()
@@ -141,8 +141,8 @@ class EndpointHandle(Handle):
     ) -> ResultStream[Any]:
         method_batcher, entry, item, call_options = await self._routed(endpoint, args, kwargs, True)
         stream = entry.begin_stream_of(item, call_options)
-        if endpoint.shadows and (answer := endpoint.copied(method_batcher, item, self._metadata)):
-            answer.end()  # streams are not compared
+        if endpoint.shadows:  # streams are not compared
+            endpoint.copied(method_batcher, item, self._metadata).ended.set()
         return stream
 
     def _found(self) -> Endpoint:
