@@ -96,10 +96,6 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Backend:
-    pool: Pool
-    models: ModelLoader
-    supervisor: Supervisor
-    membership: Membership
     _tasks: TaskGroup
 
     def __init__(
@@ -126,6 +122,14 @@ class Backend:
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
         self._scaling = Scaling(self)
+        self.pool = Pool(tag, self._scaling.wake)
+        self.models = ModelLoader(
+            self.pool, self.start_task, self._code_unloads, self._models_options
+        )
+        self.supervisor = Supervisor(
+            tag, self._make, self.pool, config, self.start_task, devices, enter
+        )
+        self.membership = Membership(tag, self.pool, self.supervisor, self.start_task)
         self._ended = anyio.Event()
         self._drain_scope = anyio.CancelScope()
         self.gone = anyio.Event()  # set when it was deleted, and its tag is free again
@@ -134,14 +138,6 @@ class Backend:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self.pool = Pool(self.tag, self._scaling.wake)
-                self.models = ModelLoader(
-                    self.pool, self.start_task, self._code_unloads, self._models_options
-                )
-                self.supervisor = Supervisor(
-                    self.tag, self._make, self.pool, self.config, tasks, self.devices, self._enter
-                )
-                self.membership = Membership(self.tag, self.pool, self.supervisor, self.start_task)
                 if self.config.is_remote:
                     await self.membership.begin(self.config)
                 self.supervisor.reconcile()
@@ -221,8 +217,10 @@ class Backend:
         """Lets `close` stop waiting for requests."""
         self._drain_scope.cancel()
 
-    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        self._tasks.start_soon(function, *args)
+    def start_task(
+        self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any, name: object = None
+    ) -> None:
+        self._tasks.start_soon(function, *args, name=name)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
         described = (await self.supervisor.wait_description()).method(method)

@@ -159,14 +159,11 @@ class PoolCapacity:
     def __init__(self, pool: Pool, size: int) -> None:
         self._pool = pool
         self.members = pool.members
+        self.limiter = pool.limiter
         self.size = size  # of its largest batches; changes apply from the pool's next change
         # Of the replicas, now: the most batches at once, and how many more; 0 before `subscribe`.
         self.slots = self.free = 0.0
         self.on_change: Callable[[], None] = lambda: None
-
-    @property
-    def limiter(self) -> Limiter:
-        return self._pool.limiter
 
     def is_full(self) -> bool:
         if self.free:

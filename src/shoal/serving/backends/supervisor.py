@@ -55,7 +55,7 @@ class Supervisor:
         make: Callable[[str, int, BackendConfig], Replica],
         pool: Pool,
         config: BackendConfig,
-        tasks: TaskGroup,
+        start_task: Callable[..., None],
         devices: Devices,
         enter: Callable[[], object] = lambda: None,
     ) -> None:
@@ -68,7 +68,7 @@ class Supervisor:
         self._name = name
         self._make = make
         self._pool = pool
-        self._tasks = tasks
+        self._start_task = start_task
         self._devices = devices
         self._enter = enter  # called first in each replica's task
         self._version = 0
@@ -273,7 +273,7 @@ class Supervisor:
         managed.replica.on_leaving = partial(self._replace_one, managed)
         self.managed.append(managed)
         delay_s = self.failures.record_start()
-        self._tasks.start_soon(
+        self._start_task(
             self._manage, managed, delay_s, name=f"shoal replica {managed.replica.tag}"
         )
 
@@ -295,7 +295,7 @@ class Supervisor:
             "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
         )
         name = f"shoal drain {managed.replica.tag}"
-        self._tasks.start_soon(managed.stop_when_idle, self._pool, grace_s, name=name)
+        self._start_task(managed.stop_when_idle, self._pool, grace_s, name=name)
 
     async def _manage(self, managed: ManagedReplica, delay_s: float) -> None:
         self._enter()

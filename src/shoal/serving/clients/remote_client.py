@@ -308,12 +308,9 @@ class AdminConnection:
         headers = {"accept": JSON}
         if token is not None:
             headers["authorization"] = f"Bearer {checked_token(token)}"
+        self.url = url
         self._server = server_of(url)
         self.pool = Connection([url], headers, transport=transport)
-
-    @property
-    def url(self) -> str:
-        return self.pool.url
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         return await self.ask_within(self._timeout_s, method, path, body)
