@@ -180,7 +180,6 @@ def check(replicas: list[Seen], wanted: int) -> None:
         (["start", "ready", "unhealthy", "ended"], LifeState.DIED),
         (["start", "ready", "drain", "ended"], LifeState.DIED),
         (["start", "ready", "drain", "stop", "ended"], LifeState.ENDED),
-        (["start", "ready", "stop", "ended"], LifeState.ENDED),
         (["start", "drain", "ended"], LifeState.ENDED),
         (["drain"], LifeState.ENDED),
     ],

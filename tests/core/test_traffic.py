@@ -168,7 +168,7 @@ def test_an_unknown_backend_is_refused_with_those_there_are(known: list[str], th
 
 @pytest.mark.parametrize("proportion", [0, 0.01, 0.5, 1])
 def test_a_shadow_takes_its_share(proportion: float) -> None:
-    shadow = Shadow("a", proportion)
+    shadow = Shadow(proportion)
     chance = random.Random(2)
     taken = sum(shadow.takes(chance.random()) for _ in range(REQUESTS)) / REQUESTS
     assert taken == pytest.approx(proportion, abs=NEAR)
@@ -179,16 +179,15 @@ def test_a_shadow_takes_its_share(proportion: float) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "says"),
     [
-        (("a", "half"), TypeError, "must be a number from 0 to 1, not 'half'"),
-        (("a", None), TypeError, "must be a number from 0 to 1, not None"),
-        (("a", True), TypeError, "must be a number from 0 to 1, not True"),
-        (("a", -0.1), ValueError, "must be from 0 to 1, not -0.1"),
-        (("a", 1.1), ValueError, "must be from 0 to 1, not 1.1"),
-        (("a", math.nan), ValueError, "must be from 0 to 1, not nan"),
-        ((None, 0.5), TypeError, "the backend of shadow traffic must be a name, not None"),
+        ("half", TypeError, "must be a number from 0 to 1, not 'half'"),
+        (None, TypeError, "must be a number from 0 to 1, not None"),
+        (True, TypeError, "must be a number from 0 to 1, not True"),
+        (-0.1, ValueError, "must be from 0 to 1, not -0.1"),
+        (1.1, ValueError, "must be from 0 to 1, not 1.1"),
+        (math.nan, ValueError, "must be from 0 to 1, not nan"),
     ],
 )
 def test_what_is_no_shadow_is_refused_with_what_was_passed(given, kind, says):
     with pytest.raises(kind) as refused:
-        Shadow(*given)
+        Shadow(given)
     assert says in str(refused.value)

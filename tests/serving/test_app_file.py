@@ -4,10 +4,13 @@ from textwrap import dedent
 
 import pytest
 
+from shoal.core.traffic import Shadow
+from shoal.replicas.code.definition import Definition
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused, lines_of_keys, written
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
-from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
+from shoal.serving.state_records import EndpointRecord
 
 WHOLE = """\
 [server]
@@ -77,24 +80,21 @@ def test_a_file_is_read(read):
     app = read(WHOLE)
     assert app.server == {"host": "::1", "port": 9000, "answer_timeout_s": None}
     own = {"placement": "models:Pool", "placement_options": {"zone": "a", "slots": [1, 2]}}
-    large = BackendRecord(tag="large", import_path="models:large", config=own)
-    assert app.backends["large"] == large
-    small = app.backends["small"]
-    assert small.import_path == "models:Small"
-    assert small.init_args == ("small.onnx", 3)
-    assert small.init_kwargs == {"threads": 2}
-    assert small.config["placement"] == "process"
-    assert small.config["batch_wait_timeout_s"] == 0.01
-    assert small.config["max_queued_requests"] is None
-    assert small.config["user_config"] == "none"
-    assert small.config["autoscaling"]["max_replicas"] == 4
+    assert app.backends["large"] == (Definition("models:large"), BackendConfig(**own))
+    small, config = app.backends["small"]
+    assert small == Definition("models:Small", ("small.onnx", 3), (("threads", 2),))
+    assert config.placement == "process"
+    assert config.batching["batch_wait_timeout_s"] == 0.01
+    assert config.batching["max_queued_requests"] is None
+    assert config.user_config == "none"
+    assert config.autoscaling.max_replicas == 4
     assert app.endpoints == {
         "classify": EndpointRecord(
             name="classify",
             route="/classify",
             methods=("GET", "POST"),
             traffic={"small": 0.9, "large": 0.1},
-            shadows={"large": ShadowRecord(proportion=0.5, compare="models:alike")},
+            shadows={"large": Shadow(0.5, compare="models:alike")},
         ),
         "by-hand": EndpointRecord(name="by-hand", methods=DEFAULT_METHODS, traffic={"large": 1.0}),
         "later": EndpointRecord(name="later", route="/later", methods=DEFAULT_METHODS),

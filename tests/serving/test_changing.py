@@ -473,14 +473,14 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
 async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
     more: dict[str, Any],
 ) -> None:
-    async def put_backend(*_: Any) -> None:
+    async def put(*_: Any) -> None:
         await anyio.lowlevel.checkpoint()
         raise OSError("the disk is full")
 
     async with serving(Configured, num_replicas=2, user_config=1) as (controller, handle, stage):
         await settle()
         with (
-            mock.patch.object(controller._journal, "put_backend", put_backend),
+            mock.patch.object(controller._journal, "put", put),
             pytest.raises(OSError, match="the disk is full"),
         ):
             await change(controller, user_config=2, **more)

@@ -239,6 +239,18 @@ async def test_a_delete_that_takes_too_long_is_ended_by_force() -> None:
         assert stage.alive == []
 
 
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_delete_that_is_made_beside_another_one_waits_for_the_same(force: bool) -> None:
+    async with serving(slowly) as (controller, handle, _), anyio.create_task_group() as tasks:
+        [caller] = await under_way(tasks, handle.call(1000.0))
+        await controller.delete_endpoint("e")
+        deleting = [controller.delete_backend("b"), controller.delete_backend("b", force=force)]
+        callers = await line_up(tasks, *deleting)
+        await anyio.sleep(1001)
+        assert [one.outcome for one in callers] == [None, None]
+        assert caller.ended_at == (0 if force else 20)
+
+
 async def test_shutdown_waits_for_a_delete_whose_caller_has_left() -> None:
     async with serving(slowly) as (controller, handle, _), anyio.create_task_group() as tasks:
         [caller] = await under_way(tasks, handle.call(5.0))

@@ -9,7 +9,15 @@ import pytest
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.batching.current import current_backend_tag
-from shoal.errors import DeadlineExceeded, InUse, NameTaken, NoSuchName, Overloaded, ShoalError
+from shoal.errors import (
+    DeadlineExceeded,
+    InUse,
+    NameTaken,
+    NoSuchName,
+    Overloaded,
+    ShoalError,
+    ShutDown,
+)
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.endpoints import EndpointHandle
 from shoal.serving.endpoint import MOST_HELD
@@ -224,6 +232,16 @@ async def test_held_requests_fail_when_the_endpoint_is_deleted() -> None:
         assert all(isinstance(error, NoSuchName) for error in errors)
         assert errors[0] is not errors[1]
         assert isinstance(await outcome(later.call(3)), NoSuchName)
+
+
+@pytest.mark.parametrize("shard_key", [None, "key"])
+async def test_traffic_that_is_set_while_draining_gets_the_calls(shard_key: str | None) -> None:
+    async with serving(echo) as (controller, _, _):
+        later = (await without_traffic(controller)).options(shard_key=shard_key)
+        controller.drain()
+        assert isinstance(await outcome(later.call(1)), ShutDown)
+        await controller.set_traffic("later", {"b": 1})
+        assert await later.call(1) == 1
 
 
 async def test_held_requests_fail_when_the_controller_is_shut_down() -> None:

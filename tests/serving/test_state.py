@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.traffic import Shadow
 from shoal.errors import NotDurable, StateRefused
 from shoal.serving.state_file import StateFile
 from shoal.serving.state_records import (
@@ -16,7 +17,6 @@ from shoal.serving.state_records import (
     DeclaredState,
     Deleted,
     EndpointRecord,
-    ShadowRecord,
 )
 
 EMBED = BackendRecord(
@@ -31,7 +31,7 @@ SHOWN = EndpointRecord(
     route="/shown",
     methods=("GET", "POST"),
     traffic={"embed": 0.1, "other": 0.9},
-    shadows={"third": ShadowRecord(proportion=0.25, compare="models:alike")},
+    shadows={"third": Shadow(0.25, compare="models:alike")},
 )
 HIDDEN = EndpointRecord(name="hidden", traffic={"embed": 1})
 
@@ -372,12 +372,16 @@ def test_what_holds_itself_is_not_kept() -> None:
         BackendRecord(tag="b", import_path="a:B", init_args=(endless,))
 
 
-def test_code_and_comparisons_are_kept_by_their_import_paths() -> None:
+def test_code_and_comparisons_are_kept_by_their_import_paths(path: Path) -> None:
     code: object = len
     with pytest.raises(NotDurable, match=r"the code of the backend 'b'.*import path"):
         BackendRecord(tag="b", import_path=code)  # type: ignore[arg-type]
-    with pytest.raises(NotDurable, match="import path"):
-        ShadowRecord(proportion=1, compare=code)  # type: ignore[arg-type]
+    shadows = {"b": Shadow(1, compare=len)}
+    with closing(StateFile.open(path)) as state:
+        with pytest.raises(NotDurable, match="import path"):
+            state.apply(EndpointRecord(name="e", shadows=shadows))
+        state.apply(HIDDEN)
+    assert load(path).endpoints == {"hidden": HIDDEN}
 
 
 def test_a_record_is_not_changed_by_what_it_was_made_of() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.traffic import Shadow
 from shoal.serving.state_file import StateFile
 from shoal.serving.state_records import (
     BackendRecord,
@@ -24,7 +25,6 @@ from shoal.serving.state_records import (
     DeclaredState,
     Deleted,
     EndpointRecord,
-    ShadowRecord,
 )
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
@@ -59,7 +59,7 @@ def one_change(rng: random.Random) -> Change:
             route=f"/{name}",
             methods=("GET", "POST"),
             traffic={"a": share, "b": 1 - share},
-            shadows={"c": ShadowRecord(proportion=rng.random(), compare="models:alike")},
+            shadows={"c": Shadow(rng.random(), compare="models:alike")},
         )
     return Deleted("backend", name) if kind < 0.9 else Deleted("endpoint", name)
 

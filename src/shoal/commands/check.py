@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from shoal.http.app.declarations import Declarations, EndpointDeclaration
+    from shoal.http.app.declarations import Declarations
     from shoal.replicas.code.definition import Definition
     from shoal.serving.backend_config import BackendConfig
+    from shoal.serving.state_records import EndpointRecord
 
 
 _EXAMPLE: Final = """\
@@ -100,7 +101,10 @@ def _as_tables(declared: Declarations, inspected: Mapping[str, Mapping[str, Any]
             )
         )
     endpoints = [
-        (one.name, one.path or "-", ",".join(one.methods), *routing(one))
+        (
+            *(one.name, one.route or "-", ",".join(one.methods)),
+            *routing(one.traffic, {tag: shadow.proportion for tag, shadow in one.shadows.items()}),
+        )
         for one in declared.endpoints.values()
     ]
     return "\n\n".join(
@@ -111,13 +115,14 @@ def _as_tables(declared: Declarations, inspected: Mapping[str, Mapping[str, Any]
     )
 
 
-def _as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
+def _as_data(endpoint: EndpointRecord) -> dict[str, Any]:
     shadows: dict[str, dict[str, Any]] = {}
-    for tag, proportion, compare in endpoint.shadows:
+    for tag, shadow in endpoint.shadows.items():
+        compare = shadow.compare
         name = qualified_name(compare) if callable(compare) else compare
-        shadows[tag] = {"proportion": proportion, "compare": name}
+        shadows[tag] = {"proportion": shadow.proportion, "compare": name}
     return {
-        "route": endpoint.path,
+        "route": endpoint.route,
         "methods": list(endpoint.methods),
         "traffic": dict(endpoint.traffic),
         "shadows": shadows,
@@ -136,7 +141,7 @@ def _inspected(declared: Declarations) -> tuple[dict[str, dict[str, Any]], list[
     """Inspects all declarations, and imports their code; returns backends as data, and mistakes."""
     backends: dict[str, dict[str, Any]] = {}
     complaints: list[Complaint] = []
-    routed = [one.traffic for one in declared.endpoints.values() if one.path is not None]
+    routed = [one.traffic for one in declared.endpoints.values() if one.route is not None]
     for tag, (definition, config) in declared.backends.items():
         has_route = any(traffic.get(tag, 0) > 0 for traffic in routed)
         try:
@@ -153,7 +158,7 @@ def _inspected(declared: Declarations) -> tuple[dict[str, dict[str, Any]], list[
             "oddity": oddity,
         }
     for name, endpoint in declared.endpoints.items():
-        for shadow in endpoint.shadows:
+        for shadow in endpoint.shadows.values():
             try:
                 _check_compare(("endpoints", name, "shadows"), shadow.compare)
             except Complaint as complaint:

@@ -18,29 +18,22 @@ def json_bytes(value: Any, plain: Callable[[Any], Any]) -> bytes:
     """Writes a value as JSON; `plain` converts objects that JSON can't represent."""
     # A value that JSON can't represent raises a TypeError or a ValueError.
     try:
+        for key in _keys(value):
+            if not isinstance(key, str):  # `json` would silently turn it into text
+                raise TypeError(
+                    f"this can't be sent as JSON: the key {key!r} of a dict would arrive as text; "
+                    "write text for keys"
+                )
         text = json.dumps(
             value, default=plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
         return text.encode()
     except RecursionError:
-        raise ValueError("this can't be sent as JSON: it is nested too deeply") from None
+        raise ValueError(
+            "this can't be sent as JSON: it is nested too deeply, or contains itself"
+        ) from None
     except ValueError as error:
         raise ValueError(f"this can't be sent as JSON: {error}") from None
-
-
-def check_keys(what: str, value: Any) -> None:
-    """Checks that the keys of dicts are text, since JSON silently turns other keys into text."""
-    try:
-        for key in _keys(value):
-            if not isinstance(key, str):
-                raise TypeError(
-                    f"{what} can't be sent as JSON: the key {key!r} of a dict would arrive as "
-                    "text; write text for keys"
-                )
-    except RecursionError:
-        raise ValueError(
-            f"{what} can't be sent as JSON: it is nested too deeply, or contains itself"
-        ) from None
 
 
 def _keys(value: Any) -> Iterator[object]:

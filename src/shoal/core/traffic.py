@@ -31,7 +31,7 @@ from shoal.core.options.option import number
 from shoal.errors import NoSuchName
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 _TOLERANCE: Final = 1e-6
 # Hashes become 2**52 numbers, each half a step above a multiple of this: never 0 or 1, since their
@@ -100,13 +100,11 @@ class Traffic:
 class Shadow:
     """A share of an endpoint's requests that is copied to a backend; its results are dropped."""
 
-    backend: str
     proportion: float
+    # A function that compares the results with those of the requests, or its import path.
+    compare: Callable[[Any, Any], bool] | str | None = None
 
     def __post_init__(self) -> None:
-        backend: Any = self.backend
-        if not isinstance(backend, str):
-            raise TypeError(f"the backend of shadow traffic must be a name, not {backend!r}")
         name = "the proportion of shadow traffic"
         proportion = number(name, self.proportion, "a number from 0 to 1")
         if not 0 <= proportion <= 1:

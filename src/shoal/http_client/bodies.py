@@ -12,7 +12,7 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from shoal import errors
-from shoal.core.json_text import check_keys, json_bytes
+from shoal.core.json_text import json_bytes
 from shoal.core.npy import NPY, array_of, npy_of
 from shoal.failures.retry_after import seconds_of
 
@@ -41,7 +41,6 @@ def body_of(item: Any) -> tuple[bytes, str]:
         return bytes(cast("bytes", item)), BYTES
     if type(item).__module__ == "numpy" and type(item).__name__ == "ndarray":
         return npy_of(item), NPY
-    check_keys("an item", item)
     return json_bytes(item, _plain), JSON
 
 

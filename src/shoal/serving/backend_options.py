@@ -146,15 +146,19 @@ def checked_batching(given: Mapping[str, Any], fill: str) -> dict[str, Any]:
         if OPTIONS[name].is_function and isinstance(value, str)
     }
     for name, path in paths.items():
-        try:
-            split_import_path(path)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+        _check_path(name, path)
     stand_ins = {name: _Unloaded(path) for name, path in paths.items()}
     options = BatchOptions.of({**SERVED_DEFAULTS, **plain, **stand_ins})
     if (refusal := refused_fill(fill, options)) is not None:
         raise ValueError(refusal)
     return {name: getattr(options, name) for name in plain} | paths
+
+
+def _check_path(name: str, path: str) -> None:
+    try:
+        split_import_path(path)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def loaded(batching: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,10 +262,7 @@ class Converters(NamedTuple):
 def checked_converter(name: str, value: Any) -> Any:
     """Checks a function or an import path, which is not imported yet."""
     if isinstance(value, str):
-        try:
-            split_import_path(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+        _check_path(name, value)
         return value
     if not callable(value):
         raise TypeError(

@@ -8,6 +8,7 @@ holds up to `MOST_HELD` requests, in the order of arrival.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -20,11 +21,12 @@ from shoal.serving.shadow import PrimaryAnswer, ShadowFlow
 from shoal.status import EndpointStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from shoal.core.traffic import Traffic
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
+    from shoal.serving.state_records import EndpointRecord
 
 
 def known_among(backends: Iterable[Backend]) -> Iterator[tuple[Backend, MethodBatcher]]:
@@ -38,12 +40,11 @@ MOST_HELD: Final = 1024
 
 
 class Endpoint:
-    def __init__(
-        self, name: str, route: str | None, methods: Sequence[str], start_task: Callable[..., None]
-    ) -> None:
-        self.name = name
-        self.route = route
-        self.methods = tuple(methods)
+    def __init__(self, declared: EndpointRecord, start_task: Callable[..., None]) -> None:
+        self.declared = declared
+        self.name = declared.name
+        self.route = declared.route
+        self.methods = declared.methods
         self.traffic: Traffic | None = None  # None if it is not set, and requests wait
         self.shadows: dict[str, ShadowFlow] = {}
         self.requests = 0  # received
@@ -58,10 +59,22 @@ class Endpoint:
         self._gone: Exception | None = None
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
+        self.declared = replace(self.declared, traffic=dict(traffic.weights))
         self.traffic = traffic
+        self._gone = None  # a draining controller had closed it, since it had no traffic
         self.backends = {tag: backends[tag] for tag in traffic.weights}
         self.only = None if traffic.only is None else backends[traffic.only]
         self._changed.set()
+
+    def set_shadow(self, declared: EndpointRecord, flow: ShadowFlow) -> None:
+        self.declared = declared
+        tag = flow.backend.tag
+        if tag not in declared.shadows:
+            self.shadows.pop(tag, None)
+        elif tag in self.shadows:
+            self.shadows[tag].change(flow)
+        else:
+            self.shadows[tag] = flow
 
     def known(self) -> tuple[Backend, MethodBatcher] | None:
         """Returns the first backend whose code is known, and the batcher of its calls."""
@@ -112,7 +125,7 @@ class Endpoint:
 
     def copied(
         self, method_batcher: MethodBatcher, item: Any, metadata: Mapping[str, Any]
-    ) -> PrimaryAnswer | None:
+    ) -> PrimaryAnswer:
         """Sends copies of a request to shadows; returns where to set the answer to compare."""
         method = method_batcher.method.name
         # A backend that has traffic too gets no copy of a request that it answers itself: the
@@ -124,17 +137,13 @@ class Endpoint:
             if f.backend.method_batchers.get(method) is not method_batcher
         ]
         taking = [f for f in others if f.takes(random.random())]  # noqa: S311
-        if not taking:
-            return None
-        args, kwargs = Binding.of_items(method_batcher.batcher.signature, "arguments").columns(
-            [item]
-        )
         answer = PrimaryAnswer()
-        copied = {**metadata, "shadow": True}
-        for flow in taking:
-            self._start_task(flow.copy, method, tuple(args), kwargs, copied, answer)
-        if not any(flow.compares for flow in taking):
-            return None
+        if taking:
+            binding = Binding.of_items(method_batcher.batcher.signature, "arguments")
+            args, kwargs = binding.columns([item])
+            copied = {**metadata, "shadow": True}
+            for flow in taking:
+                self._start_task(flow.copy, method, tuple(args), kwargs, copied, answer)
         return answer
 
     async def _hold(self, shard_key: str | None) -> Backend:
@@ -146,14 +155,14 @@ class Endpoint:
 
     def uses(self, tag: str) -> bool:
         """Whether its traffic (of any weight) or its shadows name a backend."""
-        return tag in self.shadows or (self.traffic is not None and tag in self.traffic.weights)
+        return tag in self.shadows or tag in self.declared.traffic
 
     def status(self) -> EndpointStatus:
         return EndpointStatus(
             name=self.name,
             route=self.route,
             methods=list(self.methods),
-            traffic={} if self.traffic is None else dict(self.traffic.weights),
+            traffic=dict(self.declared.traffic),
             shadows=[flow.status() for flow in self.shadows.values()],
             held=self.held,
             requests=self.requests,

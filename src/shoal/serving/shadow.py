@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
 from shoal.core.forming.call_options import CallOptions
-from shoal.core.traffic import Shadow
 from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code.definition import imported, qualified_name
@@ -24,6 +24,7 @@ from shoal.status import ShadowStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shoal.core.traffic import Shadow
     from shoal.serving.backends.backend import Backend
 
 
@@ -33,38 +34,22 @@ MOST_COPIES: Final = 256
 """The most copies of one shadow that may run at once."""
 
 _TIMEOUT_S: Final = 60.0
+_NO_ANSWER: Final = object()
 
 
 class PrimaryAnswer:
     """The answer to the copied request, for the tasks that compare it."""
 
     def __init__(self) -> None:
-        self.value: Any = None
-        self.is_there = False
-        self._ended = anyio.Event()
-
-    def set(self, value: Any) -> None:
-        self.value = value
-        self.is_there = True
-        self._ended.set()
-
-    def end(self) -> None:
-        """Ends the wait without an answer, if none was set."""
-        self._ended.set()
-
-    async def wait(self) -> bool:
-        """Waits for the request's end; returns whether it was answered."""
-        await self._ended.wait()
-        return self.is_there
+        self.value: Any = _NO_ANSWER  # so it stays if the request failed
+        self.ended = anyio.Event()
 
 
 class ShadowFlow:
-    def __init__(
-        self, backend: Backend, proportion: float, compare: Callable[[Any, Any], bool] | str | None
-    ) -> None:
+    def __init__(self, backend: Backend, declared: Shadow) -> None:
         self.backend = backend
-        self.compare = compare  # as the user passed it
-        self._shadow = Shadow(backend.tag, proportion)
+        self.declared = declared
+        compare = declared.compare
         self._are_alike = imported(compare) if isinstance(compare, str) else compare
         if self._are_alike is not None and (
             not callable(self._are_alike) or inspect.iscoroutinefunction(self._are_alike)
@@ -80,37 +65,24 @@ class ShadowFlow:
         self._latency_s = 0.0
 
     @classmethod
-    def restored(
-        cls,
-        backend: Backend,
-        proportion: float,
-        compare: str | None,
-        allowed: Callable[[str], str],
-    ) -> Self:
+    def restored(cls, allowed: Callable[[Any], str], backend: Backend, declared: Shadow) -> Self:
         """Makes a shadow from the state file, without a comparison that may not or can't load."""
-        try:
-            return cls(backend, proportion, None if compare is None else allowed(compare))
-        except Exception:
-            logger.exception("%s: shadow answers are not compared", backend.tag)
-            flow = cls(backend, proportion, None)
-            flow.compare = compare  # the declaration stays
-            return flow
-
-    @property
-    def proportion(self) -> float:
-        return self._shadow.proportion
-
-    @property
-    def compares(self) -> bool:
-        return self._are_alike is not None
+        flow = cls(backend, replace(declared, compare=None))
+        if declared.compare is not None:
+            try:
+                flow = cls(backend, replace(declared, compare=allowed(declared.compare)))
+            except Exception:
+                logger.exception("%s: shadow answers are not compared", backend.tag)
+        flow.declared = declared
+        return flow
 
     def change(self, other: ShadowFlow) -> None:
         """Applies the settings of another one, and keeps the counts."""
-        self.compare, self._are_alike, self._shadow = other.compare, other._are_alike, other._shadow
+        self.declared, self._are_alike = other.declared, other._are_alike
 
     def takes(self, point: float) -> bool:
         """Returns whether to copy a request; `point` is a random number from 0 to 1."""
-        if not self._shadow.takes(point):
+        if not self.declared.takes(point):
             return False
         if self._under_way >= MOST_COPIES:
             self._dropped += 1
@@ -143,7 +115,8 @@ class ShadowFlow:
         if are_alike is None:
             return
         with anyio.move_on_after(_TIMEOUT_S):  # the request may wait for long
-            if await answer.wait():
+            await answer.ended.wait()
+            if answer.value is not _NO_ANSWER:
                 self._count_alike(are_alike, answer.value, result)
 
     async def _result(
@@ -170,12 +143,12 @@ class ShadowFlow:
             self._disagreed += 1
 
     def status(self) -> ShadowStatus:
-        compare = self.compare
+        compare = self.declared.compare
         if compare is not None and not isinstance(compare, str):
             compare = qualified_name(compare)
         return ShadowStatus(
             backend=self.backend.tag,
-            proportion=self.proportion,
+            proportion=self.declared.proportion,
             compare=compare,
             sent=self._sent,
             dropped=self._dropped,

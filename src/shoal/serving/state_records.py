@@ -1,14 +1,16 @@
 """The records of a state file: declared backends and endpoints, as JSON values.
 
-A value that does not survive JSON raises `NotDurable`.
+A value that does not survive JSON raises `NotDurable`. An `EndpointRecord` also declares an
+endpoint without a state file, and may then compare answers with a function.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from shoal.core.json_text import exact_json
+from shoal.core.traffic import Shadow
 from shoal.errors import NotDurable
 from shoal.serving.names import DEFAULT_METHODS
 
@@ -35,31 +37,28 @@ class BackendRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShadowRecord:
-    proportion: float
-    compare: str | None = None  # an import path
-
-    def __post_init__(self) -> None:
-        if self.compare is not None:
-            _check_path("what compares the answers", self.compare)
-        exact_json("the proportion of shadow traffic", self.proportion)
-
-
-@dataclass(frozen=True, kw_only=True)
 class EndpointRecord:
+    """The declaration of an endpoint: in a program, a file, a controller and its state."""
+
     name: str
     route: str | None = None
     methods: tuple[str, ...] = DEFAULT_METHODS
     # empty if it is not set, and requests wait
     traffic: Mapping[str, float] = field(default_factory=dict[str, float])
-    shadows: Mapping[str, ShadowRecord] = field(default_factory=dict[str, ShadowRecord])
+    # A state file takes no function that compares, only its import path.
+    shadows: Mapping[str, Shadow] = field(default_factory=dict[str, Shadow])
 
-    def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen; this is its own constructor
-        owner = f"of the endpoint {self.name!r}"
-        put(self, "methods", tuple(exact_json(f"the methods {owner}", list(self.methods))))
-        put(self, "traffic", exact_json(f"the traffic {owner}", dict(self.traffic)))
-        put(self, "shadows", dict(self.shadows))
+    def with_shadow(self, backend: str, shadow: Shadow) -> Self:
+        """Returns a copy with another shadow of a backend, or without one if its share is 0."""
+        shadows = {**self.shadows, backend: shadow}
+        if not shadow.proportion:
+            del shadows[backend]
+        return replace(self, shadows=shadows)
+
+    def check_durable(self) -> None:
+        for shadow in self.shadows.values():
+            if shadow.compare is not None:
+                _check_path("what compares the answers", shadow.compare)
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,7 @@ class DeclaredState:
                     backends[change.tag] = change
                     gone.discard(("backend", change.tag))
                 case EndpointRecord():
+                    change.check_durable()
                     endpoints[change.name] = change
                     gone.discard(("endpoint", change.name))
                 case Deleted(kind, name, is_declared):
@@ -115,8 +115,8 @@ class DeclaredState:
 
 
 def _endpoint(values: Any) -> EndpointRecord:
-    shadows = {tag: ShadowRecord(**one) for tag, one in values["shadows"].items()}
-    every: dict[str, Any] = {**values, "shadows": shadows}
+    shadows = {tag: Shadow(**one) for tag, one in values["shadows"].items()}
+    every: dict[str, Any] = {**values, "methods": tuple(values["methods"]), "shadows": shadows}
     return EndpointRecord(**every)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from shoal.core.traffic import Shadow
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminMount
@@ -16,7 +17,7 @@ from shoal.serving.backend_options import BackendKeywords
 from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.state_file import StateFile
-from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
+from shoal.serving.state_records import BackendRecord, EndpointRecord
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
@@ -170,16 +171,16 @@ async def test_code_out_of_a_state_file_is_an_allowed_modules_own(declared, tmp_
 
 async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_path):
     shadows = {
-        "c": ShadowRecord(proportion=1, compare="os:system"),
-        "d": ShadowRecord(proportion=1, compare=f"{HOLDS}:system"),
-        "f": ShadowRecord(proportion=1, compare=OWN),
+        "c": Shadow(1, compare="os:system"),
+        "d": Shadow(1, compare=f"{HOLDS}:system"),
+        "f": Shadow(1, compare=OWN),
     }
     changes = [BackendRecord(tag=tag, import_path=CODE) for tag in "bcdf"]
     endpoint = EndpointRecord(name="e", traffic={"b": 1}, shadows=shadows)
     with closing(written(tmp_path / "state.db", *changes, endpoint)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             flows = controller.endpoints["e"].shadows
-            compares = {tag: flow.compares for tag, flow in flows.items()}
+            compares = {tag: flow._are_alike is not None for tag, flow in flows.items()}
             assert compares == {"c": False, "d": False, "f": True}
 
 
@@ -199,4 +200,4 @@ async def test_what_a_program_declares_itself_needs_no_leave(tmp_path):
             app.state = state
             async with app.lifespan():
                 assert (await ask(app, "/e", 1)).json() == 1
-                assert app.controller.endpoints["e"].shadows["c"].compares
+                assert app.controller.endpoints["e"].shadows["c"]._are_alike

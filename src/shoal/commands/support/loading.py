@@ -106,9 +106,9 @@ def import_code(app: Any) -> None:
     found = shoal_app_in(app)
     if found is None or found.file is None:
         return
-    for one in found.file.backends.values():
-        if one.config.get("placement", "task") in ("task", "thread"):
-            named(one.import_path, "my_module:MyModel")
+    for code, config in found.file.backends.values():
+        if config.placement in ("task", "thread"):
+            named(str(code.target), "my_module:MyModel")
 
 
 def server_settings(app: Any) -> Mapping[str, Any]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from shoal.http.app.declarations import EndpointDeclaration
     from shoal.status import BackendStatus, EndpointStatus, GpuStatus, Status
 
 
@@ -226,7 +225,8 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
     rows = [
         (
             *(one.name, one.route, ",".join(one.methods)),
-            *(*routing(one), one.held, one.requests, one.errors),
+            *routing(one.traffic, {shadow.backend: shadow.proportion for shadow in one.shadows}),
+            *(one.held, one.requests, one.errors),
         )
         for one in endpoints
     ]
@@ -254,9 +254,8 @@ def config_listed(config: Mapping[str, Any]) -> str:
     return "\n".join(keywords(config)) or "all defaults"
 
 
-def routing(endpoint: EndpointStatus | EndpointDeclaration) -> tuple[str, str]:
-    shadows = {shadow.backend: shadow.proportion for shadow in endpoint.shadows}
-    return weights(endpoint.traffic) or "held", weights(shadows) or _NONE
+def routing(traffic: Mapping[str, float], shadows: Mapping[str, float]) -> tuple[str, str]:
+    return weights(traffic) or "held", weights(shadows) or _NONE
 
 
 def weights(shares: Mapping[str, float]) -> str:

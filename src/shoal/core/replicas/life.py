@@ -8,9 +8,8 @@
           v                      v
         failed                 died
 
-A replica that is asked to stop skips the states in between. A replica that is drained before it is
-ready also does, since it has no work: it goes to stopping or, if it has not begun to start, to
-ended.
+A replica that is drained before it is ready skips the states in between, since it has no work: it
+goes to stopping or, if it has not begun to start, to ended.
 
 The final state depends on what was requested, not on how the replica ended. An end before it is
 ready is a failed start. An end that was not requested is a death. The end of a replica that was
@@ -110,7 +109,6 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     },
     _S.READY: {
         "drain": _S.DRAINING,
-        "stop": _S.STOPPING,
         "unhealthy": _S.DIED,
         "ended": _S.DIED,
     },
@@ -121,7 +119,6 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     },
     _S.STOPPING: {
         "unhealthy": _S.STOPPING,
-        "stop": _S.STOPPING,
         "ended": _S.ENDED,
     },
     _S.ENDED: {},

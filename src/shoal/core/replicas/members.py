@@ -53,9 +53,6 @@ class Member(Generic[ReplicaT]):
     open: list[RequestBatch] = field(default_factory=list["RequestBatch"])
     # called when it gets no more work
     on_withdrawn: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
-
-    # An event that is set when its last batch ends; None while no task waits for that.
-    idle: Any = None
     # The least recently used one comes first.
     models: dict[str, LoadedModel] = field(default_factory=dict[str, LoadedModel])
 

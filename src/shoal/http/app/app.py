@@ -11,6 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -20,7 +21,7 @@ from shoal.core.events import Observers
 from shoal.core.histogram import NO_ENDPOINT
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
-from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
+from shoal.http.app.declarations import Declarations
 from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
 from shoal.http.app.middleware import AppGuard, with_middleware
 from shoal.http.app.pages import OUTSIDE, Pages
@@ -43,6 +44,7 @@ from shoal.serving.names import (
     checked_tag,
     found,
 )
+from shoal.serving.state_records import EndpointRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -251,15 +253,13 @@ class App:
         self._check_not_open(name)
         checked_tag("an endpoint's name", name)
         weights = {backend: 1.0} if isinstance(backend, str) else backend
-        self._declared.add_endpoint(
-            EndpointDeclaration(
-                name=name,
-                path=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
-                methods=checked_methods(methods),
-                traffic=Traffic.checked(weights, self._declared.backends).weights,
-                documented=documented_as(security, responses, self.settings),
-            )
+        endpoint = EndpointRecord(
+            name=name,
+            route=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
+            methods=checked_methods(methods),
+            traffic=Traffic.checked(weights, self._declared.backends).weights,
         )
+        self._declared.add_endpoint(endpoint, documented_as(security, responses, self.settings))
 
     def traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """Declares how the requests of an endpoint are divided, as `Client.set_traffic` does.
@@ -271,7 +271,8 @@ class App:
             RuntimeError: The application is open.
         """
         declared = self._endpoint_to_change(endpoint)
-        declared.traffic = Traffic.checked(weights, self._declared.backends).weights
+        traffic = Traffic.checked(weights, self._declared.backends).weights
+        self._declared.change(replace(declared, traffic=traffic))
 
     def shadow(
         self,
@@ -291,8 +292,7 @@ class App:
         """
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
-        Shadow(backend, proportion)
-        declared.shadows.append(ShadowDeclaration(backend, proportion, compare))
+        self._declared.change(declared.with_shadow(backend, Shadow(proportion, compare)))
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
@@ -323,7 +323,7 @@ class App:
         """Returns the current OpenAPI document, without a prefix."""
         return self.own_pages.document()
 
-    def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
+    def _endpoint_to_change(self, name: str) -> EndpointRecord:
         self._check_not_open(name)
         return found("endpoint", name, self._declared.endpoints)
 

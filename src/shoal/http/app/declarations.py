@@ -6,9 +6,8 @@ changed it. Existing backends and endpoints are therefore left unchanged; the ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from inspect import isclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -19,38 +18,20 @@ from shoal.http.openapi.served import Documented
 from shoal.http.requests.dispatch import PathTable, Route
 from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import call_of
-from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.journal import Program
 from shoal.serving.names import TAG_FORM, check_free, found, is_tag
+from shoal.serving.state_records import EndpointRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
     from contextlib import ExitStack
 
     from starlette.types import ASGIApp
 
     from shoal.http.app.code import Declared
     from shoal.serving.app_file.file import AppFile
+    from shoal.serving.backend_config import BackendConfig
     from shoal.serving.controller.controller import Controller
-
-
-class ShadowDeclaration(NamedTuple):
-    backend: str
-    proportion: float
-    compare: Callable[[Any, Any], bool] | str | None
-
-
-@dataclass(kw_only=True)
-class EndpointDeclaration:
-    """A declaration of an endpoint; without a path it is called by handles only."""
-
-    name: str
-    path: str | None
-    methods: tuple[str, ...]
-    traffic: Mapping[str, float]
-    shadows: list[ShadowDeclaration] = field(default_factory=list[ShadowDeclaration])
-    code: Declared | None = None
-    documented: Documented = field(default_factory=Documented)
 
 
 class Declarations:
@@ -58,7 +39,11 @@ class Declarations:
         # Tags of backends that are not ready yet, while they are created.
         self.loading: list[str] = []
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
-        self.endpoints: dict[str, EndpointDeclaration] = {}
+        # Without a route an endpoint is called by handles only.
+        self.endpoints: dict[str, EndpointRecord] = {}
+        # Of endpoints with a backend of their own, and what their documentation says beside it.
+        self.code: dict[str, Declared] = {}
+        self.documented: dict[str, Documented] = {}
         # Mounted applications, by prefix.
         self.mounts: dict[str, ASGIApp] = {}
 
@@ -86,35 +71,27 @@ class Declarations:
 
     def add_file(self, file: AppFile) -> None:
         """Declares the contents of a file; the replicas import the code."""
-        for tag, one in file.backends.items():
-            code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
-            self.add_backend(tag, code, BackendConfig.of(one.config))
-        for name, endpoint in file.endpoints.items():
-            self.add_endpoint(
-                EndpointDeclaration(
-                    name=name,
-                    path=endpoint.route,
-                    methods=endpoint.methods,
-                    traffic=endpoint.traffic,
-                    shadows=[
-                        ShadowDeclaration(tag, shadow.proportion, shadow.compare)
-                        for tag, shadow in endpoint.shadows.items()
-                    ],
-                )
-            )
+        for tag, (code, config) in file.backends.items():
+            self.add_backend(tag, code, config)
+        for endpoint in file.endpoints.values():
+            self.add_endpoint(endpoint, Documented())
 
-    def add_endpoint(self, endpoint: EndpointDeclaration) -> None:
+    def add_endpoint(self, endpoint: EndpointRecord, documented: Documented) -> None:
         there = self.endpoints.get(endpoint.name)
         if there is not None:
             raise NameTaken(
-                f"the endpoint {there.path or there.name} is named {there.name!r} already; give "
-                f'{endpoint.path} another with name="..."'
+                f"the endpoint {there.route or there.name} is named {there.name!r} already; give "
+                f'{endpoint.route} another with name="..."'
             )
-        self.check_free(endpoint.path, endpoint.methods)
+        self.check_free(endpoint.route, endpoint.methods)
+        self.endpoints[endpoint.name] = endpoint
+        self.documented[endpoint.name] = documented
+
+    def change(self, endpoint: EndpointRecord) -> None:
         self.endpoints[endpoint.name] = endpoint
 
     def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
-        others = [(one.name, one.path, one.methods) for one in self.endpoints.values()]
+        others = [(one.name, one.route, one.methods) for one in self.endpoints.values()]
         check_free(path, methods, others)
 
     def checked_name(self, name: Any, path: str) -> str:
@@ -127,8 +104,8 @@ class Declarations:
     def routed_to(self, route: Route) -> PathTable[Route]:
         table = PathTable[Route]()
         for endpoint in self.endpoints.values():
-            if endpoint.path is not None:
-                table.add(endpoint.path, endpoint.methods, route)
+            if endpoint.route is not None:
+                table.add(endpoint.route, endpoint.methods, route)
         return table
 
     def add_code(
@@ -142,35 +119,29 @@ class Declarations:
     ) -> None:
         from shoal.http.json.queries import check_items
 
-        for there in self.endpoints.values():
-            if code.face is not None and there.code is not None and there.code.face is code.face:
+        for there, known in self.code.items():
+            if code.face is not None and known.face is code.face:
                 raise ValueError(
-                    f"{target!r} has one batcher, and {there.path} serves it already; decorate "
-                    "the handler a second time for another"
+                    f"{target!r} has one batcher, and {self.endpoints[there].route} serves it "
+                    "already; decorate the handler a second time for another"
                 )
         if code.config.decode is None:
             check_items(code.signature, path)
-        endpoint = EndpointDeclaration(
-            name=name,
-            path=path,
-            methods=methods,
-            traffic={name: 1.0},
-            code=code,
-            documented=documented,
-        )
-        self.add_endpoint(endpoint)
+        endpoint = EndpointRecord(name=name, route=path, methods=methods, traffic={name: 1.0})
+        self.add_endpoint(endpoint, documented)
         try:
             self.add_backend(name, code.definition, code.config)
         except BaseException:
             del self.endpoints[name]
             raise
+        self.code[name] = code
 
     def as_program(self) -> Program:
         """Returns the declared code and comparisons, which a state file may refer to."""
         comparisons = {
             shadow.compare
             for endpoint in self.endpoints.values()
-            for shadow in endpoint.shadows
+            for shadow in endpoint.shadows.values()
             if isinstance(shadow.compare, str)
         }
         return Program(self.backends, comparisons)
@@ -186,13 +157,7 @@ class Declarations:
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if ("endpoint", endpoint.name) in lacking:
-                await controller.declare_endpoint(
-                    endpoint.name,
-                    route=endpoint.path,
-                    methods=endpoint.methods,
-                    weights=endpoint.traffic or None,
-                    shadows=endpoint.shadows,
-                )
+                await controller.declare_endpoint(endpoint)
         controller.announce_endpoints(())
 
     def _check_given(self, controller: Controller) -> None:
@@ -216,7 +181,7 @@ class Declarations:
         # that function when it starts.
         group: list[str] = []
         for tag in self.backends:
-            code = self._code(tag)
+            code = self.code.get(tag)
             if code is None or code.face is None:
                 group.append(tag)
                 continue
@@ -224,10 +189,6 @@ class Declarations:
             yield [tag]
             group = []
         yield group
-
-    def _code(self, tag: str) -> Declared | None:
-        endpoint = self.endpoints.get(tag)
-        return None if endpoint is None else endpoint.code
 
     async def _open_side_by_side(
         self,
@@ -268,13 +229,13 @@ class Declarations:
         after: anyio.Event,
     ) -> None:
         definition, config = self.backends[tag]
-        code = self._code(tag)
+        code = self.code.get(tag)
 
         async def turn() -> None:
             self.loading.remove(tag)
             await after.wait()
 
-        where = f"the endpoint {self.endpoints[tag].path}" if code else f"the backend {tag}"
+        where = f"the endpoint {self.endpoints[tag].route}" if code else f"the backend {tag}"
         try:
             if ("backend", tag) in lacking:
                 await controller.declare_backend(tag, definition, config, turn)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shoal.asgi.extensions import CountedConnections
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import RequestTimes
-    from shoal.http.app.declarations import Declarations, EndpointDeclaration
+    from shoal.http.app.declarations import Declarations
     from shoal.http.openapi.document import Document
     from shoal.http.requests.dispatch import PathTable, Route
     from shoal.http.requests.exchange import Exchange
@@ -196,10 +196,13 @@ class Pages:
 
     def _endpoints(self) -> list[ServedEndpoint]:
         phase, controller = self._now()
-        declared = self._declared.endpoints
         if controller is None or phase not in ("open", "draining"):
-            return [_of_declaration(one) for one in declared.values()]
-        return [_of_endpoint(one, declared.get(one.name)) for one in controller.endpoints.values()]
+            return [_of_declaration(self._declared, name) for name in self._declared.endpoints]
+        documented = self._declared.documented
+        return [
+            _of_endpoint(endpoint, documented.get(name, _NOTHING))
+            for name, endpoint in controller.endpoints.items()
+        ]
 
     def _routes(self) -> list[dict[str, Any]]:
         return [_route_of(endpoint) for endpoint in self._endpoints()]
@@ -315,25 +318,24 @@ Phase = Literal["not open", "opening", "open", "draining", "closed"]
 _NOTHING: Final = Documented()
 
 
-def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:
-    code = declared.code
+def _of_declaration(declared: Declarations, name: str) -> ServedEndpoint:
+    endpoint, code = declared.endpoints[name], declared.code.get(name)
     return ServedEndpoint(
-        name=declared.name,
-        path=declared.path,
-        methods=declared.methods,
+        name=name,
+        path=endpoint.route,
+        methods=endpoint.methods,
         signature=None if code is None else code.signature,
         streams=code is not None and code.streams,
         priority_levels=1 if code is None else code.config.given().get("priority_levels", 1),
         text="" if code is None else text_of(code.definition.target),
-        documented=declared.documented,
+        documented=declared.documented[name],
         decodes=code is not None and code.config.decode is not None,
         encodes=code is not None and code.config.encode is not None,
     )
 
 
-def _of_endpoint(endpoint: Endpoint, declared: EndpointDeclaration | None) -> ServedEndpoint:
+def _of_endpoint(endpoint: Endpoint, documented: Documented) -> ServedEndpoint:
     """Describes an endpoint by the first of its backends with known code."""
-    documented = _NOTHING if declared is None else declared.documented
     served = ServedEndpoint(
         name=endpoint.name, path=endpoint.route, methods=endpoint.methods, documented=documented
     )

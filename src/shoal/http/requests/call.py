@@ -316,7 +316,7 @@ class EndpointCall:
     async def results(self, items: list[Any], *, return_exceptions: bool = False) -> list[Any]:
         """Makes a call for each item. All or none are queued, in turns if there are too many."""
         # The first error of a call is raised after all calls have ended, or each is in its place.
-        copies: list[PrimaryAnswer | None] = []
+        copies: list[PrimaryAnswer] = []
         if self._calls.endpoint.shadows:
             copies = [self._copied(item) for item in items]
         elif len(items) == 1 and not return_exceptions:
@@ -325,15 +325,14 @@ class EndpointCall:
             make = partial(self._in_turns, items, return_exceptions=return_exceptions)
             results = await run_unless_left(self.when_left, make)
             for copy, result in zip(copies, results, strict=False):
-                if copy is not None and not isinstance(result, Exception):
-                    copy.set(result)
+                if not isinstance(result, Exception):
+                    copy.value = result
             return results
         finally:
             for copy in copies:
-                if copy is not None:
-                    copy.end()
+                copy.ended.set()
 
-    def _copied(self, item: Any) -> PrimaryAnswer | None:
+    def _copied(self, item: Any) -> PrimaryAnswer:
         return self._calls.endpoint.copied(self.batcher, item, self._options.metadata)
 
     @property
@@ -367,8 +366,8 @@ class EndpointCall:
     def stream(self, item: Any) -> ResultStream[Any]:
         """Makes a call when the stream is entered."""
         stream = self._entry.begin_stream_of(item, self._options)
-        if self._calls.endpoint.shadows and (copy := self._copied(item)):
-            copy.end()  # streams are not compared
+        if self._calls.endpoint.shadows:
+            self._copied(item).ended.set()  # streams are not compared
         return stream
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.json_text import exact_json
 from shoal.core.traffic import Shadow, Traffic
-from shoal.replicas.code.definition import split_import_path
+from shoal.replicas.code.definition import Definition, split_import_path
 from shoal.serving.app_file.flaws import AppFileRefused, Flaw, Flaws, lines_of_keys
 from shoal.serving.app_file.flaws import Path as Keys
 from shoal.serving.app_file.server import checked_server
@@ -39,7 +39,7 @@ from shoal.serving.names import (
     found,
     without_names,
 )
-from shoal.serving.state_records import BackendRecord, EndpointRecord, ShadowRecord
+from shoal.serving.state_records import EndpointRecord
 
 if TYPE_CHECKING:
     import os
@@ -56,7 +56,7 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 class AppFile:
     name: str  # the path, as the user wrote it
     server: Mapping[str, Any]
-    backends: Mapping[str, BackendRecord]
+    backends: Mapping[str, tuple[Definition, BackendConfig]]
     endpoints: Mapping[str, EndpointRecord]
     flaws: Flaws  # later errors, when its code is imported
 
@@ -102,7 +102,7 @@ def _not_toml(name: str, text: str, message: str) -> Flaw:
     return Flaw(name, line, "", f"is not TOML: {_PLACE.sub('', message)}")
 
 
-def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
+def _backend(flaws: Flaws, tag: str, value: Any) -> tuple[Definition, BackendConfig] | None:
     path = ("backends", tag)
     before = len(flaws.found)
     flaws.checked(path, checked_tag, "a backend's tag", tag)
@@ -115,13 +115,8 @@ def _backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
     config = _checked_options(flaws, path, options)
     if len(flaws.found) > before:
         return None
-    return BackendRecord(
-        tag=tag,
-        import_path=given["code"],
-        init_args=tuple(given.get("init_args", ())),
-        init_kwargs=given.get("init_kwargs", {}),
-        config=config,
-    )
+    init_args, init_kwargs = given.get("init_args", ()), given.get("init_kwargs", {})
+    return Definition(given["code"], tuple(init_args), tuple(init_kwargs.items())), config
 
 
 def _import_path(value: Any) -> str:
@@ -152,20 +147,20 @@ _OF_CODE: Final = {"code": _import_path, "init_args": _init_args, "init_kwargs":
 _BACKEND: Final = {**_OF_CODE, **dict.fromkeys((*NAMES, *RENAMED), _later)}
 
 
-def _checked_options(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_options(flaws: Flaws, path: Keys, given: Mapping[str, Any]) -> BackendConfig:
     """Checks all options, again and again, each time without the one refused before."""
     left = {name: _of_toml(name, one) for name, one in given.items()}
     refused: list[str] = []
     while True:
         error = _refusal(left)
         if error is None:
-            return BackendConfig.of(left).durable()
+            return BackendConfig.of(left)
         at = _to_blame(left, error)
         # An error that only follows from leaving out a refused option is not reported.
         if not any(_names(name, error) for name in refused if name != at):
             flaws.add((*path, *_place(left, at, error)), error)
         if at is None:
-            return {}
+            return BackendConfig()
         refused.append(at)
         del left[at]
 
@@ -267,11 +262,11 @@ class _EndpointChecks:
         checked = self._flaws.checked(path, Traffic.checked, weights, known)
         return {} if checked is None else dict(checked.weights)
 
-    def _shadows(self, path: Keys, value: Any) -> dict[str, ShadowRecord]:
+    def _shadows(self, path: Keys, value: Any) -> dict[str, Shadow]:
         if not isinstance(value, list):
             self._flaws.add(path, f"must be an array of tables, as [[{'.'.join(map(str, path))}]]")
             return {}
-        shadows: dict[str, ShadowRecord] = {}
+        shadows: dict[str, Shadow] = {}
         for place, one in enumerate(cast("Any", value)):
             at = (*path, place)
             given = self._flaws.fields(
@@ -286,7 +281,7 @@ class _EndpointChecks:
             if tag in shadows:
                 self._flaws.add((*at, "backend"), f"{tag!r} has a shadow of this endpoint already")
             if tag is not None and proportion is not None:
-                shadows[tag] = ShadowRecord(proportion=proportion, compare=given.get("compare"))
+                shadows[tag] = Shadow(proportion, given.get("compare"))
         return shadows
 
     def _check_free(self, path: Keys, route: str | None, methods: Collection[str]) -> None:
@@ -306,4 +301,4 @@ class _EndpointChecks:
 
 
 def _proportion(value: Any) -> float:
-    return Shadow("a backend", value).proportion
+    return Shadow(value).proportion

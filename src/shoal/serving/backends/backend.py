@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -56,12 +55,10 @@ class Scaling:
         self._scope: anyio.CancelScope | None = None
         self._options: AutoscalingOptions | None = None
         self._woken = anyio.Event()
-        self._was_woken = 0
 
     def wake(self) -> None:
         """Decides now if no replica is wanted; called when a batch is due."""
         if not self._backend.supervisor.wanted:
-            self._was_woken = 1
             self._woken.set()
 
     def configure(self, options: AutoscalingOptions | None) -> None:
@@ -81,9 +78,9 @@ class Scaling:
             while True:
                 now = anyio.current_time()
                 # A request that was refused since there was no replica is no longer in the queue.
-                queued = max(self._backend.queued, self._was_woken)
+                queued = max(self._backend.queued, self._woken.is_set())
                 scaler.observe(now, queued, self._backend.ongoing)
-                self._was_woken = 0
+                self._woken = anyio.Event()
                 wanted = scaler.decide(now, self._backend.supervisor.wanted)
                 if self._backend.supervisor.description is None:
                     wanted = max(wanted, 1)  # the first one shows what the code is
@@ -91,7 +88,6 @@ class Scaling:
                     self._backend.scale_by_load(wanted)
                 with anyio.move_on_after(options.metrics_interval_s):
                     await self._woken.wait()
-                self._woken = anyio.Event()
 
 
 CALL: Final = "__call__"
@@ -100,10 +96,6 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Backend:
-    pool: Pool
-    models: ModelLoader
-    supervisor: Supervisor
-    membership: Membership
     _tasks: TaskGroup
 
     def __init__(
@@ -130,6 +122,14 @@ class Backend:
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
         self._scaling = Scaling(self)
+        self.pool = Pool(tag, self._scaling.wake)
+        self.models = ModelLoader(
+            self.pool, self.start_task, self._code_unloads, self._models_options
+        )
+        self.supervisor = Supervisor(
+            tag, self._make, self.pool, config, self.start_task, devices, enter
+        )
+        self.membership = Membership(tag, self.pool, self.supervisor, self.start_task)
         self._ended = anyio.Event()
         self._drain_scope = anyio.CancelScope()
         self.gone = anyio.Event()  # set when it was deleted, and its tag is free again
@@ -138,14 +138,6 @@ class Backend:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self.pool = Pool(self.tag, self._scaling.wake)
-                self.models = ModelLoader(
-                    self.pool, self.start_task, self._code_unloads, self._models_options
-                )
-                self.supervisor = Supervisor(
-                    self.tag, self._make, self.pool, self.config, tasks, self.devices, self._enter
-                )
-                self.membership = Membership(self.tag, self.pool, self.supervisor, self.start_task)
                 if self.config.is_remote:
                     await self.membership.begin(self.config)
                 self.supervisor.reconcile()
@@ -166,8 +158,8 @@ class Backend:
         """Applies a config; if that raises, the caller applies the one from before."""
         converters = loaded_converters(config.decode, config.encode)
         for method_batcher in self.method_batchers.values():
-            method_batcher.configure(self.batch_options(method_batcher.method, config))
-            method_batcher.convert_with(converters)
+            options = self.batch_options(method_batcher.method, config)
+            method_batcher.configure(options, converters)
         self.config = config
         self.forget_results()
         self.supervisor.adopt(config)
@@ -201,7 +193,7 @@ class Backend:
             method_batcher.batcher.drain()
         self.supervisor.notify_draining()
 
-    async def close(self, *, at_once: bool = False) -> None:
+    async def close(self) -> None:
         # Cancellation ends the backend at once, and does not wait until it has ended.
         self.is_closing = True
         for notify in tuple(self.on_closing):
@@ -215,18 +207,20 @@ class Backend:
                     pass  # a batcher that was being opened is in the dict now
                 async with anyio.create_task_group() as tasks:
                     for method_batcher in self.method_batchers.values():
-                        tasks.start_soon(partial(method_batcher.close, at_once=at_once))
-                await self.supervisor.end(at_once=at_once)
+                        tasks.start_soon(method_batcher.batcher.aclose)
+                await self.supervisor.end()
         finally:
             self._tasks.cancel_scope.cancel()
         await self._ended.wait()
 
     def end_at_once(self) -> None:
-        """Lets `close` stop waiting for queued requests."""
+        """Lets `close` stop waiting for requests."""
         self._drain_scope.cancel()
 
-    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        self._tasks.start_soon(function, *args)
+    def start_task(
+        self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any, name: object = None
+    ) -> None:
+        self._tasks.start_soon(function, *args, name=name)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
         described = (await self.supervisor.wait_description()).method(method)
@@ -258,10 +252,8 @@ class Backend:
             self.method_batchers[method] = method_batcher
             # Entering `open` may take long.
             if self.config is not config or self.supervisor.wanted != wanted:
-                method_batcher.configure(self.batch_options(described, self.config))
-                method_batcher.convert_with(
-                    loaded_converters(self.config.decode, self.config.encode)
-                )
+                converters = loaded_converters(self.config.decode, self.config.encode)
+                method_batcher.configure(self.batch_options(described, self.config), converters)
             return method_batcher
 
     def _check_continuous(self, description: Description) -> None:
@@ -317,10 +309,9 @@ class Backend:
     @property
     def failure(self) -> BaseException | None:
         """Why a batcher broke, or why no replica can be started."""
-        broken = [
-            method_batcher.batcher.failure for method_batcher in self.method_batchers.values()
-        ]
-        return next(filter(None, broken), self.pool.failure)
+        # An error of the user's may be false.
+        broken = [one.batcher.failure for one in self.method_batchers.values()]
+        return next((one for one in broken if one is not None), self.pool.failure)
 
     @property
     def ongoing(self) -> int:
@@ -370,7 +361,7 @@ class Backend:
     def status(self) -> BackendStatus:
         supervisor = self.supervisor
         failures = supervisor.failures
-        failure = self.failure or failures.last
+        failure = failures.last if self.failure is None else self.failure
         batchers = list(self.statistics())
         return BackendStatus(
             tag=self.tag,

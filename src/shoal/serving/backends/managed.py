@@ -25,7 +25,6 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.scopes import Beside
-from shoal.serving.backends.pool import PoolMember, wait_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from shoal.batching.current import Identity
     from shoal.replicas.code.instance import Description
     from shoal.serving.backend_config import BackendConfig
+    from shoal.serving.backends.pool import Pool, PoolMember
     from shoal.status import ReplicaState
 
 
@@ -80,16 +80,14 @@ class ManagedReplica:
     def ongoing(self) -> int:
         return 0 if self.member is None else self.member.requests
 
-    async def run(
-        self, delay_s: float, on_ready: Callable[[ManagedReplica, Description], None]
-    ) -> None:
+    async def run(self, delay_s: float, on_started: Callable[[Description], None]) -> None:
         """Starts the replica, and runs until it has ended. Cancellation ends it at once."""
         try:
             with self._scope:
                 await anyio.sleep(delay_s)
                 self.began_at = anyio.current_time()
                 self.life.on("start")
-                await self.replica.serve(task_status=_ReadyStatus(self, on_ready))
+                await self.replica.serve(task_status=_ReadyStatus(on_started))
         except (ReplicaDied, ReplicaNotStarted) as error:
             # The traceback's frames would keep this object and the replica's objects alive.
             self.failure = error.with_traceback(None)
@@ -112,7 +110,8 @@ class ManagedReplica:
         if not life.is_over:
             life.on("ended")
         if life.state in (LifeState.FAILED, LifeState.DIED):
-            self.failure = self.failure or self._explained("it ended without being asked to")
+            if self.failure is None:
+                self.failure = self._explained("it ended without being asked to")
         else:
             self.failure = None
 
@@ -184,18 +183,11 @@ class ManagedReplica:
     def abandon(self) -> None:
         self._scope.cancel()
 
-    def end_at_once(self) -> None:
-        if self.member is None:
-            self.abandon()
-        elif not self.life.is_over:
-            self.life.on("stop")
-            self.kill("its backend was deleted by force")
-
-    async def stop_when_idle(self, grace_s: float) -> None:
+    async def stop_when_idle(self, pool: Pool, grace_s: float) -> None:
         """Ends it after its batches; those that run after `grace_s` fail."""
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
-            await wait_idle(self.member)
+            await pool.wait_idle(self.member)
         if self.life.is_over:
             return
         self.life.on("stop")
@@ -223,14 +215,11 @@ class _ReadyStatus(TaskStatus["Description"]):
     # A nursery's `start` would return one pass of the scheduler later, when the replica may have
     # died, and would wrap the exceptions of `serve` in a group.
 
-    def __init__(
-        self, managed: ManagedReplica, on_ready: Callable[[ManagedReplica, Description], None]
-    ) -> None:
-        self._managed = managed
-        self._on_ready = on_ready
+    def __init__(self, on_started: Callable[[Description], None]) -> None:
+        self._on_started = on_started
 
     def started(self, value: Any = None) -> None:
-        self._on_ready(self._managed, value)
+        self._on_started(value)
 
 
 class NotMade(Replica):

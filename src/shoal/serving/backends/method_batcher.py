@@ -64,7 +64,7 @@ class MethodBatcher:
         observers: Observers,
     ) -> None:
         self.method = method
-        self.convert_with(converters)
+        self._convert_with(converters)
         self._handler = handler
         self._capacity = PoolCapacity(pool, 1)
         self.batcher: Batcher[Any] = Batcher(
@@ -95,7 +95,7 @@ class MethodBatcher:
             codec = self._codecs_of_results[make] = make(signature)
         return codec
 
-    def convert_with(self, converters: Converters | None) -> None:
+    def _convert_with(self, converters: Converters | None) -> None:
         self.converters = converters
         # Whether only HTTP requests make items, with the function of the backend.
         self.decodes = converters is not None and converters.decode is not None
@@ -106,9 +106,10 @@ class MethodBatcher:
         if self.batcher.is_alive:
             refuse_change(self.batcher.options.open, options["open"])
 
-    def configure(self, options: dict[str, Any]) -> None:
+    def configure(self, options: dict[str, Any], converters: Converters | None) -> None:
         self.batcher.configure(**options)
         self._fit_capacity()
+        self._convert_with(converters)
 
     def _fit_capacity(self) -> None:
         # An open batch begins with one request.
@@ -144,11 +145,6 @@ class MethodBatcher:
                 self._log_failure(broken)
             if passed_on is not None:
                 raise passed_on from None
-
-    async def close(self, *, at_once: bool) -> None:
-        if at_once:
-            self.batcher.configure(graceful_shutdown_timeout_s=0)
-        await self.batcher.aclose()
 
     def _log_failure(self, error: BaseException) -> None:
         logger.error("the batcher of %s broke", self.batcher.name, exc_info=error)

@@ -28,12 +28,6 @@ if TYPE_CHECKING:
 PoolMember: TypeAlias = "Member[Replica]"
 
 
-async def wait_idle(member: PoolMember) -> None:
-    while member.batches:
-        member.idle = member.idle or anyio.Event()
-        await member.idle.wait()
-
-
 class Pool:
     def __init__(self, name: str, on_wait: Callable[[], None] = lambda: None) -> None:
         self._name = name
@@ -89,9 +83,16 @@ class Pool:
         """Waits for a replica, where the one that a batch was formed for has died, for example."""
         while (member := self.choose(size)) is None:
             self.check_available()
-            self._change = self._change or anyio.Event()
-            await self._change.wait()
+            await self._wait_change()
         return member
+
+    async def wait_idle(self, member: PoolMember) -> None:
+        while member.batches:
+            await self._wait_change()
+
+    async def _wait_change(self) -> None:
+        self._change = self._change or anyio.Event()
+        await self._change.wait()
 
     def check_available(self) -> None:
         """Raises `BackendUnavailable` if there is no replica, and none is expected soon."""
@@ -110,9 +111,6 @@ class Pool:
     def end(self, member: PoolMember, requests: int, used: LoadedModel | None = None) -> None:
         self.members.end(member, requests, used)
         self._running -= 1
-        if not member.batches and member.idle is not None:
-            member.idle.set()
-            member.idle = None
         if self.on_batch is not None:
             self.on_batch(member)
         self.changed()
@@ -161,14 +159,11 @@ class PoolCapacity:
     def __init__(self, pool: Pool, size: int) -> None:
         self._pool = pool
         self.members = pool.members
+        self.limiter = pool.limiter
         self.size = size  # of its largest batches; changes apply from the pool's next change
         # Of the replicas, now: the most batches at once, and how many more; 0 before `subscribe`.
         self.slots = self.free = 0.0
         self.on_change: Callable[[], None] = lambda: None
-
-    @property
-    def limiter(self) -> Limiter:
-        return self._pool.limiter
 
     def is_full(self) -> bool:
         if self.free:

@@ -55,7 +55,7 @@ class Supervisor:
         make: Callable[[str, int, BackendConfig], Replica],
         pool: Pool,
         config: BackendConfig,
-        tasks: TaskGroup,
+        start_task: Callable[..., None],
         devices: Devices,
         enter: Callable[[], object] = lambda: None,
     ) -> None:
@@ -68,12 +68,12 @@ class Supervisor:
         self._name = name
         self._make = make
         self._pool = pool
-        self._tasks = tasks
+        self._start_task = start_task
         self._devices = devices
         self._enter = enter  # called first in each replica's task
         self._version = 0
         self._versions = count(1)
-        self._number = 0
+        self._numbers = count()  # of all replicas ever made, for their tags
         # Until when failed starts are no reason to give up: model servers may still be starting.
         self.waits_until = -math.inf
         self._change = anyio.Event()
@@ -182,14 +182,10 @@ class Supervisor:
         managed.is_being_replaced = True
         self.reconcile()
 
-    async def end(self, *, at_once: bool) -> None:
+    async def end(self) -> None:
         self.wanted = 0
         self._is_ending = True
         self._wake()
-        if at_once:
-            for managed in self.managed:
-                managed.end_at_once()
-                self._tasks.start_soon(managed.give_up)
         self.reconcile()
         while self.managed:
             await self._change.wait()
@@ -275,15 +271,14 @@ class Supervisor:
         number = next(number for number in count() if number not in taken)
         managed = ManagedReplica(self._made(number), self.config, self._version)
         managed.replica.on_leaving = partial(self._replace_one, managed)
-        self._number += 1
         self.managed.append(managed)
         delay_s = self.failures.record_start()
-        self._tasks.start_soon(
+        self._start_task(
             self._manage, managed, delay_s, name=f"shoal replica {managed.replica.tag}"
         )
 
     def _made(self, number: int) -> Replica:
-        tag = f"{self._name}#{self._number}"
+        tag = f"{self._name}#{next(self._numbers)}"
         try:
             return held(self._make, "the placement")(tag, number, self.config)
         except Exception as error:  # the placement could not make the replica
@@ -300,13 +295,13 @@ class Supervisor:
             "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
         )
         name = f"shoal drain {managed.replica.tag}"
-        self._tasks.start_soon(managed.stop_when_idle, grace_s, name=name)
+        self._start_task(managed.stop_when_idle, self._pool, grace_s, name=name)
 
     async def _manage(self, managed: ManagedReplica, delay_s: float) -> None:
         self._enter()
         try:
             async with anyio.create_task_group() as tasks:
-                await managed.run(delay_s, partial(self._on_started, tasks))
+                await managed.run(delay_s, partial(self._on_started, tasks, managed))
         except BaseException:  # this task is being cancelled, and so are all of them
             self._is_over = True
             raise
@@ -316,20 +311,18 @@ class Supervisor:
     def _on_started(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
+        if not description.checks_health:
+            self._on_ready(managed, description)
+        tasks.start_soon(managed.checks.run, self._watch, managed, description)
+
+    async def _watch(self, managed: ManagedReplica, description: Description) -> None:
         if description.checks_health:
-            tasks.start_soon(managed.checks.run, self._admit_healthy, tasks, managed, description)
-        else:
-            self._on_ready(tasks, managed, description)
+            if not await managed.passes_first_check():
+                return
+            self._on_ready(managed, description)
+        await managed.watch_health(self._on_unhealthy)
 
-    async def _admit_healthy(
-        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
-    ) -> None:
-        if await managed.passes_first_check():
-            self._on_ready(tasks, managed, description)
-
-    def _on_ready(
-        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
-    ) -> None:
+    def _on_ready(self, managed: ManagedReplica, description: Description) -> None:
         if self.config.is_remote and not _alike(self.description or description, description):
             managed.kill("it has other methods than before; restart this server as well")
             return
@@ -344,7 +337,6 @@ class Supervisor:
             managed.member = self._pool.add(managed.replica, *self._limits(description))
             if self._is_draining:
                 managed.notify_draining()
-            tasks.start_soon(managed.checks.run, managed.watch_health, self._on_unhealthy)
         self.reconcile()
         self._wake()
 
@@ -366,7 +358,7 @@ class Supervisor:
             if not (self._is_first_awaited and self._none_started()):  # it is raised then
                 self._log(managed)
             if self._before_change is not None and managed not in self._before_change:
-                self._lost = self._lost or managed.failure
+                self._lost = managed.failure if self._lost is None else self._lost
             if self.failures.is_open and not self.ready:
                 self._pool.fail(managed.failure)
         self.reconcile()
@@ -375,7 +367,7 @@ class Supervisor:
     def _log(self, managed: ManagedReplica) -> None:
         address = managed.replica.blueprint.address
         why = str(managed.failure).replace(managed.replica.tag, "")
-        now, cause = anyio.current_time(), managed.failure and managed.failure.__cause__
+        now, cause = anyio.current_time(), getattr(managed.failure, "__cause__", None)
         level = logging.ERROR
         if managed.replica.is_leaving:
             level = logging.INFO

@@ -16,12 +16,12 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import trace_headers
-from shoal.core.json_text import check_keys
 from shoal.core.options.option import checked_token, seconds
 from shoal.errors import DeadlineExceeded, ItemTooLarge, NotAllowed
 from shoal.http_client.bodies import JSON, JSON_LINES, PROBLEM
 from shoal.http_client.connection import SILENCE_S, Connection, StreamingAnswer, server_of
 from shoal.http_client.stream import HttpStream
+from shoal.replicas.code.endpoint_call import HandleOptions
 from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.handles import BridgedHandle, Handle
 from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     import httpx
-
-    from shoal.replicas.code.endpoint_call import HandleOptions
 
 
 class RemoteClient(Client):
@@ -61,6 +59,8 @@ class RemoteClient(Client):
         self._made_with = {"token": token, "timeout_s": timeout_s}
         self._connection = AdminConnection(url, token, timeout_s, transport)
         self._sync: BlockingRemoteClient | None = None
+        # The client of the same server in the other event loop, which ends with this one's verb.
+        self._other: RemoteClient | None = None
 
     @property
     def url(self) -> str:
@@ -71,8 +71,9 @@ class RemoteClient(Client):
     def sync(self) -> BlockingRemoteClient:
         """A client with blocking verbs, for threads; it has its own connections and event loop."""
         if self._sync is None:
-            of_thread = RemoteClient(self.url, **cast("Any", self._made_with))
-            self._sync = BlockingRemoteClient(of_thread, self._connection.pool.close_to)
+            self._other = RemoteClient(self.url, **cast("Any", self._made_with))
+            self._other._other = self
+            self._sync = BlockingRemoteClient(self._other)
         return self._sync
 
     async def __aenter__(self) -> Self:
@@ -138,33 +139,28 @@ class RemoteClient(Client):
             checked_tag("an endpoint's name", endpoint)
         else:
             await self._connection.ask("GET", f"endpoints/{ENDPOINT.sent(endpoint)}")
-        return RemoteHandle(endpoint, self._connection, self._sync_handle)
+        return self.handle(endpoint, HandleOptions())
 
     async def shutdown(self) -> None:
         if self._connection.pool.is_closed:
             return
         await super().shutdown()
-        self._connection.pool.close_to(_SHUT_DOWN)
-        if self._sync is not None:
-            self._sync.close_to(_SHUT_DOWN)
+        self.close_to(_SHUT_DOWN)
+        if self._other is not None:
+            self._other.close_to(_SHUT_DOWN)
 
     def close_to(self, reason: str) -> None:
         self._connection.pool.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> RemoteHandle:
         """Does not check that the endpoint exists."""
-        return RemoteHandle(
-            endpoint, self._connection, self._sync_handle, handle_options=handle_options
-        )
+        return RemoteHandle(endpoint, self, self._connection, handle_options=handle_options)
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a client can't be pickled, it holds connections; connect where it is used:\n"
             f"    shoal.connect({self.url!r})"
         )
-
-    def _sync_handle(self, handle: RemoteHandle) -> BridgedHandle:
-        return self.sync.handle(handle.endpoint, handle.handle_options)
 
 
 class BlockingRemoteClient:
@@ -173,11 +169,10 @@ class BlockingRemoteClient:
     The thread starts with the first verb, and does not keep the program from ending.
     """
 
-    def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
+    def __init__(self, client: RemoteClient) -> None:
         self._thread = PortalThread("shoal-client")
         self._verbs = BlockingClient(client, self._thread)
         self._remote = client
-        self._shut_down = shut_down  # called with the reason after `shutdown`
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         if verb == "_verbs":  # not set yet in an object that is being copied
@@ -203,10 +198,6 @@ class BlockingRemoteClient:
             raise
         return self
 
-    def shutdown(self) -> None:
-        self._verbs.shutdown()
-        self._shut_down(_SHUT_DOWN)
-
     def close(self) -> None:
         """Closes the connections and ends the thread; the server keeps running."""
         self._remote.close_to(_CLOSED)
@@ -216,9 +207,6 @@ class BlockingRemoteClient:
         """Like `close`, without blocking the event loop."""
         self._remote.close_to(_CLOSED)
         await self._thread.aclose(self._remote.aclose)
-
-    def close_to(self, reason: str) -> None:
-        self._remote.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> BridgedHandle:
         return BridgedHandle(self._remote.handle(endpoint, handle_options), self._thread)
@@ -235,33 +223,22 @@ _LEAST_S = 0.001
 class RemoteHandle(Handle):
     _WINDOW = 64
 
+    client: RemoteClient
     connection: AdminConnection
-    to_sync: Callable[[RemoteHandle], BridgedHandle]
 
     @property
     def sync(self) -> BridgedHandle:
-        return self.to_sync(self)
+        return self.client.sync.handle(self.endpoint, self.handle_options)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
-        timeout_s, deadline = await self._time()
-        body = self._body(args, kwargs, timeout_s)
-        try:
+        async with self._calling(args, kwargs) as (body, timeout_s):
             patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
             return await self.connection.ask_within(patience_s, "POST", self._path, body)
-        except DeadlineExceeded:
-            # If the deadline was a scope's, let the scope cancel: the server's clock may be ahead.
-            await anyio.sleep_until(deadline)
-            raise
 
     def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
         async def open_() -> tuple[StreamingAnswer, float]:
-            timeout_s, deadline = await self._time()
-            body = self._body(args, kwargs, timeout_s)
-            try:
+            async with self._calling(args, kwargs) as (body, _):
                 return await self.connection.open_stream(self._path, body), math.inf
-            except DeadlineExceeded:
-                await anyio.sleep_until(deadline)  # as in `call`
-                raise
 
         return HttpStream(
             open_, lambda _, status, problem: self.connection.error_of(status, problem)
@@ -280,27 +257,26 @@ class RemoteHandle(Handle):
     def _path(self) -> str:
         return f"endpoints/{self.endpoint}/call"
 
-    async def _time(self) -> tuple[float | None, float]:
-        """Returns the call's time limit, and the scope's deadline if that is the limit."""
+    @asynccontextmanager
+    async def _calling(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[dict[str, Any], float | None]]:
+        """Yields the body of a request for a call, and the call's time limit."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        given_s = self.handle_options.timeout_s
-        if given_s == math.inf:
-            given_s = None
-        deadline = anyio.current_effective_deadline()
+        given_s, deadline = self.handle_options.timeout_s, anyio.current_effective_deadline()
         left_s = max(deadline - anyio.current_time(), _LEAST_S)
-        if left_s < (math.inf if given_s is None else given_s):
-            return left_s, deadline
-        return given_s, -math.inf
-
-    def _body(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
-    ) -> dict[str, Any]:
-        check_keys("an argument", args)
-        check_keys("an argument", kwargs)
+        is_of_scope = left_s < (math.inf if given_s is None else given_s)
+        limit_s = left_s if is_of_scope else given_s
+        timeout_s = None if limit_s == math.inf else limit_s
         options = replace(self.handle_options, timeout_s=timeout_s).changed()
         if "http_headers" in options:
             options["http_headers"] = dict(options["http_headers"])
-        return {"args": args, "kwargs": kwargs, "options": options}
+        try:
+            yield {"args": args, "kwargs": kwargs, "options": options}, timeout_s
+        except DeadlineExceeded:
+            if is_of_scope:
+                await anyio.sleep_until(deadline)  # the server's clock may be ahead
+            raise
 
 
 API: Final = "/-/api"
@@ -332,12 +308,9 @@ class AdminConnection:
         headers = {"accept": JSON}
         if token is not None:
             headers["authorization"] = f"Bearer {checked_token(token)}"
+        self.url = url
         self._server = server_of(url)
         self.pool = Connection([url], headers, transport=transport)
-
-    @property
-    def url(self) -> str:
-        return self.pool.url
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         return await self.ask_within(self._timeout_s, method, path, body)

@@ -20,7 +20,6 @@ from functools import partial
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
 
-from shoal.core.json_text import check_keys
 from shoal.core.options.option import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import NoSuchName
@@ -72,23 +71,10 @@ def _compare(imports: ImportRule, path: Any) -> str | None:
     return None if path is None else _path("compare", imports, path)
 
 
-def _init_args(values: Any) -> Any:
-    check_keys("init_args", values)
-    return values
-
-
-def _init_kwargs(values: Any) -> dict[str, Any]:
-    named = dict(named_arguments(values))
-    check_keys("init_kwargs", named)
-    return named
-
-
 def _config(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         if not all(isinstance(name, str) for name in cast("Mapping[object, Any]", config)):
             BackendConfig.of(config)  # raises the error for that
-        for name in ("user_config", "placement_options"):
-            check_keys(name, config.get(name))
         return config
     return BackendConfig.of(config).durable()
 
@@ -121,8 +107,10 @@ METHODS: Final = ArgumentForm(checked_methods)
 WEIGHTS: Final = ArgumentForm(_weights)
 DEFINITION: Final = ArgumentForm(received=partial(_path, "definition"))
 COMPARE: Final = ArgumentForm(received=_compare)
-INIT_ARGS: Final = ArgumentForm(_init_args, lambda _, values: array("init_args", values))
-INIT_KWARGS: Final = ArgumentForm(_init_kwargs, lambda _, values: mapping("init_kwargs", values))
+INIT_ARGS: Final = ArgumentForm(received=lambda _, values: array("init_args", values))
+INIT_KWARGS: Final = ArgumentForm(
+    lambda values: dict(named_arguments(values)), lambda _, values: mapping("init_kwargs", values)
+)
 CONFIG: Final = ArgumentForm(_config, _allowed_config)
 CHANGES: Final = ArgumentForm(_changes, _allowed_changes)
 

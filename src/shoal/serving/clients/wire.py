@@ -14,12 +14,12 @@ import json
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from shoal import errors
 from shoal.core.json_text import json_bytes
-from shoal.core.options.option import Same
+from shoal.core.options.option import plain_record
 from shoal.failures.exceptions import class_name
 from shoal.serving.backend_config import BackendConfig
 
@@ -92,8 +92,7 @@ def _dataclass_from_json(wanted: Any, value: Any) -> Any:
     _check(value, dict, wanted)
     hints = _hints(wanted)
     # Unknown members are ignored, since the other side may be newer.
-    known = {one.name for one in fields(wanted)}
-    return wanted(**{k: from_json(hints[k], one) for k, one in value.items() if k in known})
+    return wanted(**{k: from_json(hints[k], one) for k, one in value.items() if k in hints})
 
 
 @functools.cache
@@ -110,8 +109,7 @@ def _plain(value: Any) -> Any:
     if (as_list := getattr(value, "tolist", None)) is not None:
         return as_list()
     if is_dataclass(value) and not isinstance(value, type):
-        values = {field.name: getattr(value, field.name) for field in fields(value)}
-        return {name: one for name, one in values.items() if not isinstance(one, Same)}
+        return plain_record(value)
     hint = (
         f"; give its import path, such as {_path_of(value)!r}"
         if callable(value)

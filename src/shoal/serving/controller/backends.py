@@ -83,16 +83,24 @@ class Backends:
     ) -> AsyncGenerator[Backend]:
         """Starts a backend with a free tag; the block begins when it is ready."""
         # Cancellation ends the backend at once, as when the block fails.
-        self._reserve(tag)
+        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
+            raise NameTaken(
+                f"there is a backend {tag!r} already; change its config, or choose "
+                "another tag and set the traffic of its endpoints to that"
+            )
+        self._reserved.add(tag)
         try:
             async with self._devices.checked(tag, config):
                 backend = await self.start(tag, code, config)
             try:
-                await self._ready(backend)
+                await backend.wait_ready()
                 yield backend
-            except BaseException:
+            except BaseException as error:
+                backend.end_at_once()
                 with anyio.CancelScope(shield=True):
-                    await backend.close(at_once=True)
+                    await backend.close()
+                if isinstance(error, BatcherClosed):
+                    self._lifetime.check_open()  # as in `locked`
                 raise
         finally:
             self._reserved.discard(tag)
@@ -115,10 +123,10 @@ class Backends:
             self._lifetime.check_open()  # raises ShutDown if that is the reason
             raise
 
-    def remove(self, tag: str, *, at_once: bool) -> None:
+    def remove(self, tag: str) -> None:
         """Removes a backend and begins to drain it; its tag is free when that has ended."""
         self._leaving[tag] = backend = self.by_tag.pop(tag)
-        self._lifetime.start_soon(self._finish, backend, at_once)
+        self._lifetime.start_soon(self._finish, backend)
 
     def leaving(self, tag: object) -> Backend | None:
         """Returns the deleted backend of a tag while it drains."""
@@ -138,21 +146,6 @@ class Backends:
             closed.append(remaining[-1])
             await remaining[-1].close()
 
-    def _reserve(self, tag: str) -> None:
-        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
-            raise NameTaken(
-                f"there is a backend {tag!r} already; change its config, or choose "
-                "another tag and set the traffic of its endpoints to that"
-            )
-        self._reserved.add(tag)
-
-    async def _ready(self, backend: Backend) -> None:
-        try:
-            await backend.wait_ready()
-        except BatcherClosed:
-            self._lifetime.check_open()  # as in `locked`
-            raise
-
     async def _run(self, backend: Backend, *, task_status: TaskStatus[None]) -> None:
         try:
             await backend.run(task_status=task_status)
@@ -160,9 +153,9 @@ class Backends:
             logger.exception("the backend %s broke", backend.tag)
             backend.pool.fail(error)
 
-    async def _finish(self, backend: Backend, at_once: bool) -> None:
+    async def _finish(self, backend: Backend) -> None:
         try:
-            await backend.close(at_once=at_once)
+            await backend.close()
         finally:
             del self._leaving[backend.tag]
             backend.gone.set()

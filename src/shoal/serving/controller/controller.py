@@ -8,13 +8,15 @@ outside of that lock, under a lock of each backend.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import anyio
 
 from shoal.core.events import Observers
 from shoal.core.options.option import yes_or_no
-from shoal.core.traffic import Traffic
+from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.code.endpoint_call import IS_THERE, CallOut, HandleOptions
@@ -30,6 +32,7 @@ from shoal.serving.devices import Devices
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.shadow import ShadowFlow
+from shoal.serving.state_records import EndpointRecord
 from shoal.status import ModelServerStatus, Status
 
 if TYPE_CHECKING:
@@ -127,13 +130,13 @@ class Controller(Client):
         """Creates a backend, which may start while others do."""
         # Once it is ready it waits for `when_ready`, so that backends are added in order.
         placement_of(config.placement, config.for_placement())
-        self._journal.check_backend(tag, code, config)
+        record = self._journal.backend_record(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
             if when_ready is not None:
                 await when_ready()
             async with self._declaring:
                 self.check_open()
-                await self._journal.put_backend(tag, code, config)
+                await self._journal.put(record)
                 self._backends.add(backend)
 
     async def update_backend_config(
@@ -141,10 +144,10 @@ class Controller(Client):
     ) -> None:
         async with self._backends.locked(tag) as backend:
             config = backend.config.changed(config)
-            self._journal.check_backend(tag, backend.definition, config)
+            record = self._journal.backend_record(tag, backend.definition, config)
             async with applied(backend, config), self._declaring:
                 self.check_open()
-                await self._journal.put_backend(tag, backend.definition, config)
+                await self._journal.put(record)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         await self.update_backend_config(tag, {"num_replicas": num_replicas})
@@ -173,9 +176,9 @@ class Controller(Client):
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         self.check_open()
         at_once = yes_or_no("force", force)
-        backend = self._backends.leaving(tag)
-        if backend is None:
-            async with self._backends.locked(tag) as backend, self._declaring:
+        backend = self._backends.leaving(tag) or self._backends.find(tag)
+        async with backend.change_lock, self._declaring:
+            if self.backends.get(tag) is backend:  # else another call has deleted it
                 self.check_open()
                 if users := self.registry.users_of(tag):
                     raise InUse(
@@ -183,8 +186,8 @@ class Controller(Client):
                         "elsewhere first, or delete the endpoint"
                     )
                 await self._journal.delete("backend", tag)
-                self._backends.remove(tag, at_once=at_once)
-        elif at_once:
+                self._backends.remove(tag)
+        if at_once:
             backend.end_at_once()
         await backend.gone.wait()
 
@@ -196,37 +199,36 @@ class Controller(Client):
         route: str | None = None,
         methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
-        weights = None if backend is None else {backend: 1.0}
-        await self.declare_endpoint(name, route=route, methods=methods, weights=weights)
+        traffic = {} if backend is None else {backend: 1.0}
+        await self.declare_endpoint(
+            EndpointRecord(name=name, route=route, methods=cast("Any", methods), traffic=traffic)
+        )
 
-    async def declare_endpoint(
-        self,
-        name: str,
-        *,
-        route: str | None,
-        methods: Sequence[str],
-        weights: Mapping[str, float] | None,
-        shadows: Iterable[tuple[str, float, Callable[[Any, Any], bool] | str | None]] = (),
-    ) -> None:
+    async def declare_endpoint(self, given: EndpointRecord) -> None:
         """Creates an endpoint with its traffic and shadows, as one atomic change."""
-        # `weights` None holds requests until traffic is set.
         self.check_open()
-        checked_tag("an endpoint's name", name)
-        path = None if route is None else checked_route(route)
-        endpoint = Endpoint(name, path, checked_methods(methods), self._lifetime.start_soon)
+        declared = EndpointRecord(
+            name=checked_tag("an endpoint's name", given.name),
+            route=checked_route(given.route),
+            methods=checked_methods(given.methods),
+            traffic=given.traffic,
+            shadows=given.shadows,
+        )
         async with self._declaring:
             self.check_open()
-            self.registry.check_free(endpoint)
-            if weights is not None:
-                traffic = Traffic.checked(weights, self.backends)
-                endpoint.set_traffic(traffic, self.backends)
-            for tag, proportion, compare in shadows:
-                flow = ShadowFlow(self._backends.find(tag), proportion, compare)
-                endpoint.shadows.pop(tag, None)
-                if proportion:
-                    endpoint.shadows[tag] = flow
-            await self._journal.put_endpoint(endpoint)
+            self.registry.check_free(declared)
+            endpoint = self._made(declared, ShadowFlow)
+            await self._journal.put(endpoint.declared)
             self.registry.add(endpoint)
+
+    def _made(self, declared: EndpointRecord, flow: Callable[..., ShadowFlow]) -> Endpoint:
+        endpoint = Endpoint(declared, self._lifetime.start_soon)
+        if declared.traffic:
+            traffic = Traffic.checked(declared.traffic, self.backends)
+            endpoint.set_traffic(traffic, self.backends)
+        for tag, shadow in declared.shadows.items():
+            endpoint.shadows[tag] = flow(self._backends.find(tag), shadow)
+        return endpoint
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
         self.check_open()
@@ -234,8 +236,10 @@ class Controller(Client):
             name: {
                 "route": endpoint.route,
                 "methods": list(endpoint.methods),
-                "traffic": {} if endpoint.traffic is None else dict(endpoint.traffic.weights),
-                "shadows": {tag: flow.proportion for tag, flow in endpoint.shadows.items()},
+                "traffic": dict(endpoint.declared.traffic),
+                "shadows": {
+                    tag: shadow.proportion for tag, shadow in endpoint.declared.shadows.items()
+                },
             }
             for name, endpoint in self.endpoints.items()
         }
@@ -252,7 +256,8 @@ class Controller(Client):
             self.check_open()
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
-            await self._journal.put_endpoint(found, traffic=traffic)
+            weights = dict(traffic.weights)
+            await self._journal.put(replace(found.declared, traffic=weights))
             found.set_traffic(traffic, self.backends)
 
     async def shadow_traffic(
@@ -266,15 +271,10 @@ class Controller(Client):
         async with self._declaring:
             self.check_open()
             found = self.endpoint(endpoint)
-            flow = ShadowFlow(self._backends.find(backend), proportion, compare)
-            shadows = {**found.shadows, backend: flow}
-            if not proportion:
-                del shadows[backend]
-            await self._journal.put_endpoint(found, shadows=shadows)
-            if backend in shadows and backend in found.shadows:
-                found.shadows[backend].change(flow)
-            else:
-                found.shadows = shadows
+            flow = ShadowFlow(self._backends.find(backend), Shadow(proportion, compare))
+            declared = found.declared.with_shadow(backend, flow.declared)
+            await self._journal.put(declared)
+            found.set_shadow(declared, flow)
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle:
         self.check_open()
@@ -350,16 +350,9 @@ class Controller(Client):
         backends, endpoints = await self._journal.restored()
         for tag, code, config in backends:
             self._backends.add(await self._backends.start(tag, code, config))
-        for one in endpoints:
-            endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
-            if one.traffic:
-                traffic = Traffic.checked(one.traffic, self.backends)
-                endpoint.set_traffic(traffic, self.backends)
-            for tag, shadow in one.shadows.items():
-                backend, allowed = self.backends[tag], self._journal.comparison
-                flow = ShadowFlow.restored(backend, shadow.proportion, shadow.compare, allowed)
-                endpoint.shadows[tag] = flow
-            self.registry.add(endpoint)
+        flow = partial(ShadowFlow.restored, self._journal.comparison)
+        for declared in endpoints:
+            self.registry.add(self._made(declared, flow))
 
     def _enter(self) -> None:
         """Sets this controller in the context of a task that may run code of its backends."""

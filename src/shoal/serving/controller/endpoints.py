@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import PrimaryAnswer
+    from shoal.serving.state_records import EndpointRecord
 
 
 class Endpoints:
@@ -53,7 +54,7 @@ class Endpoints:
         """Returns the names of the endpoints that have traffic or shadows to a backend."""
         return [name for name, endpoint in self.by_name.items() if endpoint.uses(tag)]
 
-    def check_free(self, endpoint: Endpoint) -> None:
+    def check_free(self, endpoint: EndpointRecord) -> None:
         there = self.by_name.get(endpoint.name)
         if there is not None:
             same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))
@@ -118,7 +119,7 @@ class EndpointHandle(Handle):
                 answer = endpoint.copied(method_batcher, item, self._metadata)
             result = await entry.call(item, call_options)
             if answer is not None:
-                answer.set(result)
+                answer.value = result
             status = 200
             return result
         except Exception as error:
@@ -128,7 +129,7 @@ class EndpointHandle(Handle):
         finally:
             self._endpoints.times.count(endpoint.name, "python", status, perf_counter() - began_at)
             if answer is not None:
-                answer.end()
+                answer.ended.set()
 
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
         endpoint = self._found()
@@ -140,8 +141,8 @@ class EndpointHandle(Handle):
     ) -> ResultStream[Any]:
         method_batcher, entry, item, call_options = await self._routed(endpoint, args, kwargs, True)
         stream = entry.begin_stream_of(item, call_options)
-        if endpoint.shadows and (answer := endpoint.copied(method_batcher, item, self._metadata)):
-            answer.end()  # streams are not compared
+        if endpoint.shadows:  # streams are not compared
+            endpoint.copied(method_batcher, item, self._metadata).ended.set()
         return stream
 
     def _found(self) -> Endpoint:

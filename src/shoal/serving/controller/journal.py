@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -17,16 +17,12 @@ from shoal.serving.state_records import (
     DeclaredState,
     Deleted,
     EndpointRecord,
-    ShadowRecord,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from shoal.core.traffic import Traffic
-    from shoal.serving.endpoint import Endpoint
     from shoal.serving.imports import ImportRule
-    from shoal.serving.shadow import ShadowFlow
     from shoal.serving.state_file import StateFile
 
 
@@ -64,41 +60,22 @@ class Journal:
         self._of_program |= of_program
         return of_program - self._gone
 
-    def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        """Raises `NotDurable` if the state file can't store the backend."""
-        if self._state is not None:
-            _backend_record(tag, code, config)
-
-    async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        if self._state is not None:
-            await self._write(_backend_record(tag, code, config))
+    def backend_record(
+        self, tag: str, code: Definition, config: BackendConfig
+    ) -> BackendRecord | None:
+        """Raises `NotDurable` if the state file can't store the backend; None without a file."""
+        if self._state is None:
+            return None
+        return BackendRecord(
+            tag=tag,
+            import_path=code.target,
+            init_args=code.init_args,
+            init_kwargs=dict(code.init_kwargs),
+            config=config.durable(),
+        )
 
     async def delete(self, kind: Literal["backend", "endpoint"], name: str) -> None:
-        await self._write(Deleted(kind, name, (kind, name) in self._of_program))
-
-    async def put_endpoint(
-        self,
-        endpoint: Endpoint,
-        *,
-        traffic: Traffic | None = None,
-        shadows: Mapping[str, ShadowFlow] | None = None,
-    ) -> None:
-        """Records an endpoint, with new traffic or shadows if they are given."""
-        if self._state is None:
-            return
-        traffic = endpoint.traffic if traffic is None else traffic
-        flows = endpoint.shadows if shadows is None else shadows
-        record = EndpointRecord(
-            name=endpoint.name,
-            route=endpoint.route,
-            methods=endpoint.methods,
-            traffic={} if traffic is None else dict(traffic.weights),
-            shadows={
-                tag: ShadowRecord(proportion=flow.proportion, compare=cast("Any", flow.compare))
-                for tag, flow in flows.items()
-            },
-        )
-        await self._write(record)
+        await self.put(Deleted(kind, name, (kind, name) in self._of_program))
 
     async def restored(
         self,
@@ -142,8 +119,8 @@ class Journal:
                 self._is_closed = True
                 self._state.close()
 
-    async def _write(self, change: Change) -> None:
-        if self._state is None:
+    async def put(self, change: Change | None) -> None:
+        if self._state is None or change is None:
             return
         # Shielded, so that a change that was recorded also takes effect, and the other way round.
         with anyio.CancelScope(shield=True):
@@ -158,13 +135,3 @@ class Journal:
 
 def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[DeclaredName]:
     return {*(("backend", tag) for tag in backends), *(("endpoint", name) for name in endpoints)}
-
-
-def _backend_record(tag: str, code: Definition, config: BackendConfig) -> BackendRecord:
-    return BackendRecord(
-        tag=tag,
-        import_path=code.target,
-        init_args=code.init_args,
-        init_kwargs=dict(code.init_kwargs),
-        config=config.durable(),
-    )
