@@ -16,15 +16,17 @@ import anyio.lowlevel
 
 from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
 from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, Channel, Head, size_of
+from shoal.loops.parking import Bell
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState, run_contained
-from shoal.server.shared import Change, Shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
+
+    from shoal.server.shared import Shared
 
 
 _MOST_IDLE: Final = 256  # tasks
@@ -112,7 +114,7 @@ class RemoteCalls:
 class RemoteCall(ServedCall):
     _decoded: tuple[int, Any] | None = None
     _start: Message | None = None  # the first message of the response, until it is sent
-    _changed: Change | None = None  # created by the first wait
+    _bell: Bell | None = None  # created by the first wait
     _has_sent_disconnect = False
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
@@ -365,10 +367,10 @@ class RemoteCall(ServedCall):
         return not self.is_over
 
     def _signal(self) -> None:
-        if self._changed is not None:
-            self._changed.signal()
+        if self._bell is not None:
+            self._bell.ring()
 
     async def _change(self) -> None:
-        if self._changed is None:
-            self._changed = Change(self._shared)
-        await self._changed.wait()
+        if self._bell is None:
+            self._bell = Bell(self._shared.parking)
+        await self._bell.change()

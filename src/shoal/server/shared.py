@@ -99,28 +99,6 @@ class Shared:
             self._closed = None
 
 
-class Change:
-    """Wakes tasks; each task then checks for itself whether its condition holds."""
-
-    __slots__ = ("_shared", "_waiters")
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._waiters: list[Any] = []
-
-    def signal(self) -> None:
-        for waiter in self._waiters:
-            self._shared.wake(waiter)
-
-    async def wait(self) -> None:
-        waiter = self._shared.new_waiter()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
-
-
 # Parsing a frame of HTTP/2 takes a tenth of a millisecond, and each connection has a task for it. A
 # thousand such tasks that are ready in one pass of the event loop would hold up all other tasks for
 # a tenth of a second. Therefore they take turns.

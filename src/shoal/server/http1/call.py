@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Message
 
+    from shoal.loops.parking import Bell
     from shoal.server.http1.head import HeadParser
-    from shoal.server.shared import Change, Shared
+    from shoal.server.shared import Shared
     from shoal.server.tls import TlsTransport
     from shoal.server.transport import Transport
 
@@ -69,7 +70,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class CallConnection(Protocol):
     received: bytes | bytearray
     shared: Shared
-    changed: Change
+    bell: Bell
     transport: Transport | TlsTransport
 
     def send(self, data: bytes) -> None: ...
@@ -143,7 +144,7 @@ class Http1Call(ServedCall):
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
         while not (self.is_over or self.is_complete):
-            await self._connection.changed.wait()
+            await self._connection.bell.change()
         self._has_sent_disconnect = True
         return {"type": "http.disconnect"}
 
@@ -164,7 +165,7 @@ class Http1Call(ServedCall):
             began = now()
             left_s = self._shared.options.body_timeout_s - self._waited_s
             if connection.awaits("a body", left_s):
-                await connection.changed.wait()
+                await connection.bell.change()
             else:
                 await anyio.lowlevel.checkpoint()
             self._waited_s += now() - began
@@ -337,7 +338,7 @@ class Http1Call(ServedCall):
         connection = self._connection
         # The connection may be sending the next response already when this task runs.
         while connection.transport.unsent and not (self.is_over or self.is_detached):
-            await connection.changed.wait()
+            await connection.bell.change()
         return not self.is_over
 
 

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import BadRequest
+from shoal.loops.parking import Bell
 from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
 from shoal.server.served_call import TaskState, run_contained
-from shoal.server.shared import Change
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
@@ -59,8 +59,9 @@ class Http1Connection(Receiver):
         self.transport = transport
         self._released: Callable[[], object] | None = released
         self._switch_protocol = switch_protocol
-        self.changed = Change(shared)  # data has arrived, the kernel has room, or an end
-        self.waiter: Any = None  # of the connection's task, once it has waited for a head
+        # Data has arrived, the kernel has room, or an end. Its `waiter` is that of the connection's
+        # task, once this has waited for a head.
+        self.bell = Bell(shared.parking)
         self._parser = HeadParser(shared.options)
         self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
         self._known_host: bytes | None = None  # of a request that the guard has allowed
@@ -116,9 +117,9 @@ class Http1Connection(Receiver):
         if call is not None:
             if call.is_complete:
                 self._leave_behind(call)
-            self.changed.signal()
-        elif self.waiter is not None:
-            self.shared.wake(self.waiter)
+            self.bell.ring()
+        elif self.bell.waiter is not None:
+            self.shared.wake(self.bell.waiter)
 
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
@@ -127,7 +128,7 @@ class Http1Connection(Receiver):
             self._close()
 
     def all_sent(self) -> None:
-        self.changed.signal()
+        self.bell.ring()
 
     def connection_lost(self) -> None:
         self._close()
@@ -181,7 +182,7 @@ class Http1Connection(Receiver):
                 if transport.is_paused:
                     transport.resume()  # over TLS, data may come at once
                 else:
-                    await shared.parking.park(self)
+                    await shared.parking.park(self.bell)
             # No variable refers to the received bytes, so that a waiting task does not keep them.
             if parser.last and self.received.startswith(parser.last):
                 self.received = self.received[len(parser.last) :]
@@ -227,7 +228,7 @@ class Http1Connection(Receiver):
                 await self._end_last()
             del call, scope  # nothing refers to a request while this task waits
         while not self._is_closed:
-            await self.changed.wait()
+            await self.bell.change()
         return True
 
     def ended(self, *, is_reusable: bool) -> None:
@@ -252,7 +253,7 @@ class Http1Connection(Receiver):
         if last is not None:
             last.is_detached = True  # whether it has returned or not
         while self.transport.unsent and not self._is_ending:
-            await self.changed.wait()
+            await self.bell.change()
         self._call = None
         if last is not None and not last.keeps_alive:
             await self._finish(is_client_done=not last.reads_body)
@@ -275,7 +276,7 @@ class Http1Connection(Receiver):
                 searched = len(data)
                 left_s = self._began_at + parser.options.head_timeout_s - shared.timeouts.now()
                 if self.awaits("a head", left_s):
-                    await shared.parking.park(self)
+                    await shared.parking.park(self.bell)
         except BadRequest as error:
             self.refuse(error)
 
@@ -328,21 +329,21 @@ class Http1Connection(Receiver):
             self._is_ending = True
             # The application may go on for a while.
             self.shared.tasks.start_soon(self._finish, is_client_done)
-        self._signal()
+        self.bell.ring()
 
     async def _finish(self, is_client_done: bool) -> None:
         self._is_ending = True
         self.received = b""
         self.transport.resume()
         while self.transport.unsent and not self._is_closed:
-            await self.changed.wait()
+            await self.bell.change()
         # If it closed at once while input is unread, the kernel would discard the response, and a
         # client whose upload is refused would not see why.
         if not self._is_closed and (not is_client_done or self.transport.has_unread()):
             self.transport.end_sending()
             self._timeout.set(self.shared.linger_s)
             while not self._is_closed:
-                await self.changed.wait()
+                await self.bell.change()
         self._close()
 
     def _close(self) -> None:
@@ -353,7 +354,7 @@ class Http1Connection(Receiver):
         call, self._call = self._call, None
         if call is not None:
             call.disconnected()
-        self._signal()
+        self.bell.ring()
 
     def _leave_transport(self) -> None:
         self._is_ending = self._is_closed = True
@@ -376,8 +377,3 @@ class Http1Connection(Receiver):
                 self._close()
             elif self._awaited:  # else there will be another deadline
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
-
-    def _signal(self) -> None:
-        if self.waiter is not None:
-            self.shared.wake(self.waiter)
-        self.changed.signal()

@@ -13,12 +13,12 @@ import anyio.lowlevel
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import FRAMING, WRONG_LENGTH, length_of
+from shoal.loops.parking import Bell
 from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import status_line
 from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
-from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -68,7 +68,7 @@ class AppCall(ServedCall):
         self._shared = shared = wire.connection.shared
         self._method = method
         self._disconnect = disconnect
-        self._changed = Change(shared)
+        self._bell = Bell(shared.parking)
 
     async def run(self, scope: Scope) -> None:
         """Calls the application, as a task; ends the response if the application does not."""
@@ -111,7 +111,7 @@ class AppCall(ServedCall):
                     await anyio.lowlevel.checkpoint()
                 self._has_sent_disconnect = True
                 return self._disconnect
-            await self._changed.wait()
+            await self._bell.change()
         return message
 
     async def send(self, message: Message) -> None:
@@ -141,7 +141,7 @@ class AppCall(ServedCall):
             self.is_over = True
             self._acknowledge()
             self._call_back()
-        self._changed.signal()
+        self._bell.ring()
 
     def refuse(self, status: int) -> None:
         """Ends the call in place of the application, with this status if possible."""
@@ -230,7 +230,7 @@ class AppCall(ServedCall):
     def _complete(self) -> None:
         self.is_complete = True
         self._on_left = None
-        self._changed.signal()
+        self._bell.ring()
 
 
 def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:

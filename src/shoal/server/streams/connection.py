@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from shoal.loops.parking import Bell
 from shoal.server.listeners import address_text, host_and_port
 from shoal.server.served_call import run_contained
-from shoal.server.shared import Change
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
@@ -80,7 +80,7 @@ class StreamConnection(Receiver):
         # the socket is closed.
         self._finishing = False
         self._closed = False
-        self._changed = Change(shared)
+        self._bell = Bell(shared.parking)
         self._room = anyio.Lock(fast_acquire=True)
         self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
@@ -126,14 +126,14 @@ class StreamConnection(Receiver):
         self._client_ended = True
         if self._finishing:
             self.close()
-        self._changed.signal()
+        self._bell.ring()
 
     def all_sent(self) -> None:
         self._is_sending = False
         self._set_timeout()
         if self._finishing:
             self._end_sending()
-        self._changed.signal()
+        self._bell.ring()
 
     def connection_lost(self) -> None:
         self.close()
@@ -180,14 +180,14 @@ class StreamConnection(Receiver):
 
     async def unblocked(self) -> None:
         while self._transport.is_blocked and not self._closed:
-            await self._changed.wait()
+            await self._bell.change()
 
     async def room(self) -> None:
         """Waits until the client takes a large frame, and for a turn to send it."""
         async with self._room:
             while not (self._closed or self._transport.has_room()):
                 self._set_timeout()
-                await self._changed.wait()
+                await self._bell.change()
             self._sent_in_turn = self._sent_in_turn % _SENT_AT_ONCE + 1
             if self._sent_in_turn > 1:
                 return
@@ -195,11 +195,11 @@ class StreamConnection(Receiver):
 
             def take() -> None:
                 turn.append(None)
-                self._changed.signal()
+                self._bell.ring()
 
             self.shared.turns.take(take)
             while not (turn or self._closed):
-                await self._changed.wait()
+                await self._bell.change()
 
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         assert self._tasks is not None
@@ -262,7 +262,7 @@ class StreamConnection(Receiver):
                 self._input_ended()
                 self._close_socket()
             else:
-                await self._changed.wait()
+                await self._bell.change()
 
     async def _handle_some(self) -> None:
         """Handles as much of the received data as one turn allows."""
@@ -291,7 +291,7 @@ class StreamConnection(Receiver):
         self._awaits_turn = False
         if self._received:  # data after the end is discarded
             self._has_turn = True
-            self._changed.signal()
+            self._bell.ring()
 
     # Ends.
 
@@ -314,7 +314,7 @@ class StreamConnection(Receiver):
             self._timeout.close()
             self._transport.close()
             self.shared.remove(self)
-            self._changed.signal()
+            self._bell.ring()
 
     # Deadlines.
 

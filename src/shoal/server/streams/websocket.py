@@ -116,7 +116,7 @@ class WebSocketCall(AppCall):
     async def has_room(self) -> None:
         """Waits until the application has received enough messages."""
         while self.is_full and not self.is_over:
-            await self._changed.wait()
+            await self._bell.change()
 
     def input_ended(self) -> None:
         """Handles the client's end, which the application receives after the messages."""
@@ -210,7 +210,7 @@ class WebSocketCall(AppCall):
             kinds["text" if isinstance(data, str) else "bytes"] = data
             self._messages.append({"type": "websocket.receive", **kinds})
             self._size += len(data)
-            self._changed.signal()
+            self._bell.ring()
         elif shared.incomplete > shared.options.max_incomplete_bytes:
             self._refuse_message(CloseReason.TRY_AGAIN_LATER)
         else:
@@ -245,7 +245,7 @@ class WebSocketCall(AppCall):
         message = self._messages.popleft()
         self._size -= len(message.get("text") or message.get("bytes") or b"")
         if was_full and not self.is_full:
-            self._changed.signal()
+            self._bell.ring()
             self._read_on()
         return message
 
