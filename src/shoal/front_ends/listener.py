@@ -33,11 +33,11 @@ from shoal.front_ends.wire import MEMORY, Channel, Head, PassedMessage
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
+from shoal.server.run import FrontEndListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from shoal.server.connection_limit import LimitedListener
     from shoal.server.run import StartFrontEnds
     from shoal.server.shared import Shared
 
@@ -221,25 +221,19 @@ _WAIT_S: Final = 0.5
 
 
 @dataclass(eq=False)
-class FrontEnds:
+class FrontEnds(FrontEndListener):
     """Keeps front ends running, and counts the connections of all, including ended ones."""
+
+    # It fails if no front end can serve any more, or if one fails to start before the server has
+    # served, unless it was killed.
 
     count: int
     command: Sequence[str]  # file descriptors are appended
     start: bytes  # the content of the first frame
-    bound: LimitedListener
-    shared: Shared
-    on_listening: Callable[[str], object]
-    url: str
-    # Called if no front end can serve any more, or one fails to start before the server has
-    # served, unless it was killed.
-    failed: Callable[[], object]
+
+    is_for_each_address = False
 
     def __post_init__(self) -> None:
-        self.is_for_each_address = False
-        self.lost = 0
-        self.failure: str | None = None
-        self.ended = anyio.Event()
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._before = ConnectionTotals(0, 0, 0, None, None)  # of those that have ended
@@ -257,7 +251,6 @@ class FrontEnds:
                 for number in range(1, self.count + 1):
                     keepers.start_soon(self._keep_one, number)
             kills.cancel()
-        self.ended.set()
 
     async def _kill_late(self, scope: anyio.CancelScope) -> None:
         with scope:
@@ -276,25 +269,18 @@ class FrontEnds:
         for front_end in self._front_ends:
             front_end.serve()
 
-    async def accept(self) -> None:
-        await anyio.sleep_forever()
-
     def announce_end(self) -> None:
         self._draining.set()
         # Before they close theirs: otherwise clients could connect to a socket that no one accepts
         # from.
         self.bound.close()
-        self.shared.drain()
+        super().announce_end()
         for front_end in self._front_ends:
             front_end.drain()
 
-    def drain(self) -> None:
-        """Does nothing: each front end closes its own socket."""
-
     def abort(self) -> None:
         """Lets them close all connections by force; kills those that do not end soon."""
-        for front_end in tuple(self._front_ends):
-            front_end.abort()
+        super().abort()
         self._is_aborted.set()
 
     # Only the process that has a connection can read its byte counts from the kernel. So the front
@@ -424,4 +410,4 @@ def front_ends(
     # -P: modules in the current directory must not shadow the library's
     command = [sys.executable, "-P", "-m", program]
     start = dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict())
-    return partial(FrontEnds, count, command, start)
+    return partial(FrontEnds, count=count, command=command, start=start)
