@@ -8,10 +8,13 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shoal.failures.exceptions import must_propagate
+from shoal.server.access_log import AccessLogLine
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from starlette.types import Scope
 
     from shoal.loops.parking import Parking
 
@@ -42,6 +45,20 @@ class ServedCall(Mapping[str, Any]):
     _sends = 0
     _is_cut_off = False
     _on_left: Callable[[], object] | None = None
+    log: AccessLogLine | None = None  # with an access log only
+
+    def begin_log(self) -> None:
+        self.log = AccessLogLine()
+        self.offered = (*self.offered, "note_trace")
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        if self.log is not None:
+            self.log.trace_ids = ids
+
+    def write_log(self, scope: Scope) -> None:
+        if self.log is not None:
+            self.log.note_refusal(self.refusal, self.refused_size)
+            self.log.write(scope)
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets a callback for a disconnect, or a call cut off; it must not raise or block."""

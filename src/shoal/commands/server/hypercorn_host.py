@@ -27,7 +27,7 @@ from hypercorn.config import Config
 from shoal.asgi.extensions import GUARDED
 from shoal.asgi.headers import PROBLEM_JSON, BadRequest
 from shoal.failures.exceptions import alone
-from shoal.server.access_log import AccessLog
+from shoal.server.access_log import AccessLogLine
 from shoal.server.run import FrontEndListener
 
 if TYPE_CHECKING:
@@ -139,25 +139,29 @@ class _HypercornListener(FrontEndListener):
                 shared.guard.check_headers(scope.get("method", ""), scope["headers"])
         except BadRequest as refused:
             app = partial(_answer, refused)
-        if shared.options.access_log:
-            app = AccessLog(app, is_answered_for=True)
         extensions: dict[str, Any] = {**scope["extensions"], GUARDED: {}}
         scope = {**scope, "state": shared.state.copy(), "extensions": extensions}
         if shared.proxies is not None:
             shared.proxies.complete(scope)
         messages = _Messages(scope, receive, send)
+        status = 500  # of Hypercorn's response, if the application sends none
         with anyio.CancelScope() as call:
             self._calls.add(call)
             shared.calls_started += 1
             try:
                 await app(scope, messages.receive, messages.send)
             except anyio.get_cancelled_exc_class():
+                status = 503
                 if not call.cancel_called:  # Hypercorn has cancelled it
+                    status = 0
                     self.lost += 1
                 raise
             finally:
                 self._calls.remove(call)
                 shared.calls_finished += 1
+                if shared.options.access_log:
+                    messages.log.note_refusal(status)
+                    messages.log.write(scope)
         if call.cancelled_caught:
             if not messages.has_begun:
                 error = BadRequest(503, "The server is shutting down.")
@@ -174,6 +178,7 @@ class _Messages:
         self._send = send
         self._request_ended = anyio.Event()
         self.has_begun = False
+        self.log = AccessLogLine()
         if scope["type"] != "http" or scope["http_version"] != "2":
             self._request_ended.set()
 
@@ -185,6 +190,7 @@ class _Messages:
 
     async def send(self, message: Message) -> None:
         self.has_begun = True
+        self.log.note(message)
         is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if is_last and not self._request_ended.is_set():
             async with anyio.create_task_group() as tasks:

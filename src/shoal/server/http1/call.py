@@ -172,6 +172,8 @@ class Http1Call(ServedCall):
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
+        if self.log is not None:
+            self.log.note(message)
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
@@ -237,6 +239,8 @@ class Http1Call(ServedCall):
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once; does nothing before its begin and after its end."""
         if self.has_begun and not self.is_complete:
+            if self.log is not None:
+                self.log.note_size(len(data))
             self._connection.send(self._part(data, is_last=False))
 
     # The server's side.

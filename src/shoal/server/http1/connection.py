@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import BadRequest
 from shoal.loops.parking import Bell
-from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
@@ -199,10 +198,11 @@ class Http1Connection(Receiver):
             }
             if shared.proxies is not None:
                 shared.proxies.complete(scope)
-            app = AccessLog(shared.app) if shared.options.access_log else shared.app
+            if shared.options.access_log:
+                call.begin_log()
             shared.calls_started += 1
             try:
-                await app(scope, call.receive, call.send)
+                await shared.app(scope, call.receive, call.send)
             except Exception as error:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
                 path, is_gone = call.line.raw_path, call.client_disconnected
@@ -217,6 +217,8 @@ class Http1Connection(Receiver):
                         self.abort()  # the client must not take it for the whole response
                     else:
                         self._answer_with_error(503 if call.is_cut_off() else 500)
+                if call.log is not None:
+                    call.write_log(scope)
             if call.is_detached:
                 return True  # another task has continued
             if not before.is_unchanged():

@@ -14,7 +14,6 @@ import anyio.lowlevel
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import FRAMING, WRONG_LENGTH, length_of
 from shoal.loops.parking import Bell
-from shoal.server.access_log import AccessLog
 from shoal.server.http1.call import status_line
 from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
@@ -76,15 +75,14 @@ class AppCall(ServedCall):
         if shared.proxies is not None:
             shared.proxies.complete(scope)
         scope["extensions"][DISCONNECT] = self
-        app = shared.app
         if shared.options.access_log:
-            app = AccessLog(app)
+            self.begin_log()
         shared.calls_started += 1
         try:
             # The raw path is printable ASCII, so it can't forge a line of the log.
             failed, is_gone = "the application failed on %r", lambda: self.client_disconnected
             with contained(failed, scope["raw_path"], is_gone=is_gone):
-                await app(scope, self.receive, self.send)
+                await shared.app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not receive an error of the call.
             self._connection.close()
@@ -95,6 +93,7 @@ class AppCall(ServedCall):
             if not (self.is_over or self.is_complete):
                 self._end()
             self.disconnected()
+            self.write_log(scope)
             shared.calls_finished += 1
             self._connection.call_ended(self)
 
@@ -116,6 +115,8 @@ class AppCall(ServedCall):
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
+        if self.log is not None:
+            self.log.note(message)
         self._sends += 1
         if self.is_over or self._has_returned or self._sends % SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
@@ -178,6 +179,7 @@ class AppCall(ServedCall):
         elif self._is_cut_off:
             self.refuse(503)
         else:
+            self.refusal = 500
             self._wire.head(500, [], is_last=True)
 
     def _begin(self, message: Message) -> None:
