@@ -57,7 +57,7 @@ class FrontEnd:
     ) -> None:
         self.may_serve = anyio.Event()
         self.must_drain = anyio.Event()
-        self.must_end = anyio.Event()
+        self.serving = anyio.CancelScope()  # to be cancelled to end by force
         self.channel = channel
         self.parking = parking_of_this_loop()
         self.refusal = _refusal(retry_after_s)  # for requests that the server can't answer
@@ -103,7 +103,7 @@ class FrontEnd:
             elif name == "count":
                 self.tell_connections()
             elif name == "abort":
-                self.must_end.set()
+                self.serving.cancel()
             else:
                 self.may_serve.set()
                 if name == "drain":
