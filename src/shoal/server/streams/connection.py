@@ -71,8 +71,6 @@ class StreamConnection(Receiver):
         self.calls: set[RunningCall] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
-        self._awaits_turn = False
-        self._has_turn = False
         self._at_once = 2**12  # bytes
         self._client_ended = False
         # Invariants: `_finishing` implies that the server's side of the socket is shut down:
@@ -120,7 +118,7 @@ class StreamConnection(Receiver):
             self._received += data
             if len(self._received) >= _MOST_UNREAD:
                 self._transport.pause()
-            self._request_turn()
+            self._bell.ring()
 
     def client_ended(self) -> None:
         self._client_ended = True
@@ -189,17 +187,8 @@ class StreamConnection(Receiver):
                 self._set_timeout()
                 await self._bell.change()
             self._sent_in_turn = self._sent_in_turn % _SENT_AT_ONCE + 1
-            if self._sent_in_turn > 1:
-                return
-            turn: list[None] = []
-
-            def take() -> None:
-                turn.append(None)
-                self._bell.ring()
-
-            self.shared.turns.take(take)
-            while not (turn or self._closed):
-                await self._bell.change()
+            if self._sent_in_turn == 1:
+                await self._turn(_MOST_COST)
 
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         assert self._tasks is not None
@@ -238,7 +227,6 @@ class StreamConnection(Receiver):
                 try:
                     if not self._closed:
                         self._begin()
-                    self._request_turn()
                     await self._read()
                 except BaseException:
                     # Before the calls are cancelled, so that they don't answer.
@@ -255,10 +243,10 @@ class StreamConnection(Receiver):
     async def _read(self) -> None:
         while not self._closed:
             self._set_timeout()
-            if self._has_turn:
-                self._has_turn = False
+            if self._received:
+                await self._turn(self._turn_cost())
                 await self._handle_some()
-            elif self._client_ended and not self._received:
+            elif self._client_ended:
                 self._input_ended()
                 self._close_socket()
             else:
@@ -266,6 +254,8 @@ class StreamConnection(Receiver):
 
     async def _handle_some(self) -> None:
         """Handles as much of the received data as one turn allows."""
+        if not self._received:  # data after the end is discarded
+            return
         size = self._at_once
         data = bytes(self._received[:size])
         del self._received[:size]
@@ -279,19 +269,18 @@ class StreamConnection(Receiver):
         elif len(data) == size and 2 * took_s < _TURN_S:
             self._at_once = min(2 * size, _MOST_HANDLED)
         await self.unblocked()  # nothing more is sent to a client that does not read
-        self._request_turn()
 
-    def _request_turn(self) -> None:
-        """Waits for a turn to handle received data, unless it waits already."""
-        if self._received and self._tasks is not None and not (self._awaits_turn or self._has_turn):
-            self._awaits_turn = True
-            self.shared.turns.take(self._take_turn, self._turn_cost())
+    async def _turn(self, cost: int) -> None:
+        """Waits for a turn among all connections, or until this one is closed."""
+        turn: list[None] = []
 
-    def _take_turn(self) -> None:
-        self._awaits_turn = False
-        if self._received:  # data after the end is discarded
-            self._has_turn = True
+        def take() -> None:
+            turn.append(None)
             self._bell.ring()
+
+        self.shared.turns.take(take, cost)
+        while not (turn or self._closed):
+            await self._bell.change()
 
     # Ends.
 
