@@ -19,7 +19,7 @@ from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, Channel, 
 from shoal.loops.parking import Bell
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained, log_failure
-from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState, run_contained
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,7 +72,7 @@ class RemoteCalls:
         if self._idle:
             self.shared.wake(self._idle.pop())
         else:
-            self._start_task()
+            self.shared.start_task(self)
 
     def disconnected(self) -> None:
         self._is_over = True
@@ -103,12 +103,7 @@ class RemoteCalls:
     def ended(self, *, is_reusable: bool) -> None:
         del is_reusable  # waiting requests get a new task in either case
         if self._new:
-            self._start_task()
-
-    def _start_task(self) -> None:
-        # Not in the context of the task that reads the channel.
-        shared = self.shared
-        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
+            self.shared.start_task(self)
 
 
 class RemoteCall(ServedCall):

@@ -12,6 +12,7 @@ import anyio.lowlevel
 
 from shoal.server.access_log import Refusals
 from shoal.server.log_errors import ClientFaults
+from shoal.server.served_call import run_contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking
     from shoal.loops.timers import LoopTimers
     from shoal.server.proxies import ProxyHeaders
+    from shoal.server.served_call import ServedConnection
 
 
 @dataclass(eq=False)
@@ -74,6 +76,10 @@ class Shared:
             if self._closed is None:
                 self._closed = anyio.Event()
             await self._closed.wait()
+
+    def start_task(self, connection: ServedConnection) -> None:
+        """Starts a task of a connection, outside of the context of the caller's application."""
+        self.context.run(self.tasks.start_soon, run_contained, connection, self.parking)
 
     def drain(self) -> None:
         self.is_draining = True

@@ -23,7 +23,7 @@ from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
-from shoal.server.served_call import TaskState, run_contained
+from shoal.server.served_call import TaskState
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
@@ -63,7 +63,6 @@ class Http1Connection(Receiver):
         self.bell = Bell(shared.parking)
         self._parser = HeadParser(shared.options)
         self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
-        self._known_host: bytes | None = None  # of a request that the guard has allowed
         self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
         self._awaited = ""  # the input that the deadline is for; empty for none
@@ -166,9 +165,7 @@ class Http1Connection(Receiver):
 
     def _start_task(self) -> None:
         self._tasks += 1
-        # Not in the context of the application, which may have changed its task's context.
-        shared = self.shared
-        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
+        self.shared.start_task(self)
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
@@ -290,12 +287,10 @@ class Http1Connection(Receiver):
             return
         parser.parse(data[:end])
         self.received = data[end:]
-        host, origin = parser.host, parser.origin
         is_websocket = parser.is_websocket()
-        if shared.guard is not None and (origin is not None or host != self._known_host):
-            shared.guard.check("" if is_websocket else parser.line.method, host, origin)
-            if origin is None:
-                self._known_host = host
+        if shared.guard is not None:
+            method = "" if is_websocket else parser.line.method
+            shared.guard.check(method, parser.host, parser.origin)
         if is_websocket:
             self._switch(bytes(self.received), parser)
             return

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
 from shoal.loops.parking import Bell
 from shoal.server.listeners import address_text, host_and_port
-from shoal.server.served_call import run_contained
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
@@ -92,7 +92,7 @@ class StreamConnection(Receiver):
         self.shared.connections.add(self)
         self._transport.receiver = self
         self._received += received
-        self.shared.turns.take(self._start_task)
+        self.shared.turns.take(partial(self.shared.start_task, self))
 
     def drain(self) -> None:
         """Closes when no stream is open any more; a client may open one very soon."""
@@ -216,10 +216,6 @@ class StreamConnection(Receiver):
         self.calls.discard(call)
 
     # The reading task.
-
-    def _start_task(self) -> None:
-        shared = self.shared
-        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
 
     async def run(self) -> bool:
         with self.shared.faults.contained(address_text(self.peer or "")):

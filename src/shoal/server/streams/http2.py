@@ -73,6 +73,7 @@ class TooManyResets(Exception):
 
 
 class _Open(NamedTuple):
+    # The stream does not refer to its call, which refers to it: that would be a cycle for each.
     stream: Http2Stream
     call: Http2Call | WebSocketCall
 
