@@ -205,7 +205,7 @@ class RemoteFrontEnd:
                 if call is not None:
                     call.take(name, content)
             elif name == "refused":
-                self._shared.refusals.count(*content)
+                self._shared.count_refusal(*content)
             elif name == "connections":
                 self.connections = ConnectionTotals(*content)
                 self._reply_arrived()

@@ -18,7 +18,7 @@ from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
 from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, Channel, Head, size_of
 from shoal.loops.parking import Bell
 from shoal.replicas.process.wire.messages import unpickled
-from shoal.server.log_errors import contained, log_failure
+from shoal.server.log_errors import contained
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ class RemoteCall(ServedCall):
     _decoded: tuple[int, Any] | None = None
     _start: Message | None = None  # the first message of the response, until it is sent
     _bell: Bell | None = None  # created by the first wait
-    _has_sent_disconnect = False
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
     _unread = 0  # bytes of the response that the client has not taken
@@ -145,8 +144,7 @@ class RemoteCall(ServedCall):
         try:
             await shared.app(self._scope(), self.receive, self.send)
         except Exception as error:
-            path, is_gone = self._head["raw_path"], self.client_disconnected
-            log_failure(error, "the application failed on %r", path, is_gone=is_gone)
+            self.log_failure(error, self._head["raw_path"])
         finally:
             shared.calls_finished += 1
             if not (self.is_complete or self.is_over):
@@ -183,13 +181,9 @@ class RemoteCall(ServedCall):
             message = self._messages.popleft()
             self._taken(message)
             return message
-        if self._has_sent_disconnect:
-            # An application that ignores the disconnect must not block the event loop.
-            await anyio.lowlevel.checkpoint()
-        self._has_sent_disconnect = True
         if self._is_websocket:
-            return {"type": "websocket.disconnect", "code": _GONE}
-        return {"type": "http.disconnect"}
+            return await self._disconnect({"type": "websocket.disconnect", "code": _GONE})
+        return await self._disconnect({"type": "http.disconnect"})
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""

@@ -23,7 +23,7 @@ import json
 import logging
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -31,9 +31,7 @@ from shoal.asgi.extensions import TRACE
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Scope
-
-    from shoal.server.proxies import ProxyHeaders
+    from starlette.types import Message, Scope
 
 
 LOGGER: Final = "shoal.access"
@@ -103,33 +101,3 @@ class AccessLogLine:
         text = orjson.dumps(line).decode()
         # JSON leaves some control characters that end lines or control terminals.
         _log.info("%s", text if text.isprintable() else json.dumps(line).replace("\x7f", r"\u007f"))
-
-
-class Refusals:
-    """Counts and logs the requests that the server refuses, which the application never sees."""
-
-    # They are malformed, for another host, or too slow. If the application has a method
-    # `count_refusal`, it is called with the status and the seconds that the request took.
-
-    def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
-        known: Any = app
-        self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
-        self._proxies = proxies
-        self._is_logged = is_logged
-
-    def count(self, status: int, took_s: float = 0.0) -> None:
-        if self._count_by is not None:
-            with contained("a refused request could not be counted"):
-                self._count_by(status, took_s)
-
-    def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
-        """Counts and logs a refusal; the scope's ``method`` and ``path`` may be None."""
-        self.count(status, took_s)
-        if not self._is_logged:
-            return
-        scope = {**scope, "headers": list(scope["headers"])}
-        if self._proxies is not None and scope["path"] is not None:
-            self._proxies.complete(scope)
-        line = AccessLogLine(took_s)
-        line.note_refusal(status, size)
-        line.write(scope)

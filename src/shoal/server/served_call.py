@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import anyio.lowlevel
+
 from shoal.failures.exceptions import must_propagate
 from shoal.server.access_log import AccessLogLine
 from shoal.server.log_errors import contained
@@ -14,7 +16,7 @@ from shoal.server.log_errors import contained
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from starlette.types import Scope
+    from starlette.types import Message, Scope
 
     from shoal.loops.parking import Parking
 
@@ -43,7 +45,7 @@ class ServedCall(Mapping[str, Any]):
     # The status that the server has sent in place of the application, and the size of its body.
     refusal = refused_size = 0
     _sends = 0
-    _is_cut_off = False
+    _is_cut_off = _has_sent_disconnect = False
     _on_left: Callable[[], object] | None = None
     log: AccessLogLine | None = None  # with an access log only
 
@@ -89,6 +91,25 @@ class ServedCall(Mapping[str, Any]):
     def client_disconnected(self) -> bool:
         """Whether the client has disconnected before the end of the response."""
         return self.is_over and not self.is_complete
+
+    def log_failure(self, error: BaseException, path: bytes) -> None:
+        """Logs an error of the application; in one line if the client had disconnected before."""
+        # Middleware such as Starlette's raises if an application does not answer, but it need not
+        # answer a client that has disconnected. The path is as sent: printable ASCII, so it can't
+        # forge a line of the log.
+        if self.client_disconnected:
+            said = "the application failed on %r after its client left: %s"
+            _log.info(said, path, type(error).__name__)
+        else:
+            _log.error("the application failed on %r", path, exc_info=error)
+
+    async def _disconnect(self, message: Message) -> Message:
+        """Returns the message for a disconnect; a checkpoint if the application has it already."""
+        # An application that ignores the disconnect must not block the event loop.
+        if self._has_sent_disconnect:
+            await anyio.lowlevel.checkpoint()
+        self._has_sent_disconnect = True
+        return message
 
     def _call_back(self) -> bool:
         """Notifies the application; returns False if it has set no callback."""

@@ -95,7 +95,7 @@ class Http1Call(ServedCall):
     _shared: Shared
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
-    _expects = _has_sent_disconnect = _is_chunked = False
+    _expects = _is_chunked = False
     _received = 0  # bytes of the body, since the client had the whole time
     _waited_s = 0.0  # for the body, since then
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
@@ -140,13 +140,9 @@ class Http1Call(ServedCall):
             if body:
                 self._unread = b""
                 return {"type": "http.request", "body": body, "more_body": True}
-        if self._has_sent_disconnect:
-            # An application that ignores the disconnect must not block the event loop.
-            await anyio.lowlevel.checkpoint()
         while not (self.is_over or self.is_complete):
             await self._connection.bell.change()
-        self._has_sent_disconnect = True
-        return {"type": "http.disconnect"}
+        return await self._disconnect({"type": "http.disconnect"})
 
     async def _wait_for_body(self) -> None:
         connection, now = self._connection, self._shared.timeouts.now

@@ -22,7 +22,6 @@ from shoal.loops.parking import Bell
 from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
-from shoal.server.log_errors import log_failure
 from shoal.server.served_call import TaskState
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
@@ -201,9 +200,7 @@ class Http1Connection(Receiver):
             try:
                 await shared.app(scope, call.receive, call.send)
             except Exception as error:
-                # The raw path is printable ASCII, so it can't forge a line of the log.
-                path, is_gone = call.line.raw_path, call.client_disconnected
-                log_failure(error, "the application failed on %r", path, is_gone=is_gone)
+                call.log_failure(error, call.line.raw_path)
             except BaseException:
                 self.abort()
                 raise
@@ -320,7 +317,7 @@ class Http1Connection(Receiver):
         else:
             took_s = self.shared.timeouts.now() - self._began_at
             scope = scope_of_refused(self._parser, self._peer)
-            self.shared.refusals.note(scope, status, len(body), took_s)
+            self.shared.note_refusal(scope, status, len(body), took_s)
         is_client_done = call is not None and not call.reads_body
         if not self._is_ending:
             self._is_ending = True

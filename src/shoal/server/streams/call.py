@@ -56,7 +56,7 @@ class Wire(Protocol):
 
 class AppCall(ServedCall):
     _shared: Shared
-    _has_sent_disconnect = _has_returned = _has_sent_head = False
+    _has_returned = _has_sent_head = False
     _head: tuple[int, Headers] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
     _not_acknowledged = 0
@@ -66,7 +66,7 @@ class AppCall(ServedCall):
         self._connection = wire.connection
         self._shared = shared = wire.connection.shared
         self._method = method
-        self._disconnect = disconnect
+        self._last_message = disconnect
         self._bell = Bell(shared.parking)
 
     async def run(self, scope: Scope) -> None:
@@ -79,9 +79,7 @@ class AppCall(ServedCall):
             self.begin_log()
         shared.calls_started += 1
         try:
-            # The raw path is printable ASCII, so it can't forge a line of the log.
-            failed, is_gone = "the application failed on %r", lambda: self.client_disconnected
-            with contained(failed, scope["raw_path"], is_gone=is_gone):
+            with contained(scope["raw_path"], self.log_failure):
                 await shared.app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not receive an error of the call.
@@ -105,11 +103,7 @@ class AppCall(ServedCall):
         # a cancelled scope, where a checkpoint would always report "no message".
         while (message := self._next_message()) is None:
             if self.is_over or self.is_complete:
-                # An application that ignores the disconnect must not block the event loop.
-                if self._has_sent_disconnect:
-                    await anyio.lowlevel.checkpoint()
-                self._has_sent_disconnect = True
-                return self._disconnect
+                return await self._disconnect(self._last_message)
             await self._bell.change()
         return message
 

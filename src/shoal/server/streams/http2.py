@@ -234,7 +234,7 @@ class Http2Connection(StreamConnection):
             if has_body:
                 self._h2.reset_stream(stream_id, ErrorCodes.NO_ERROR)
         scope = {**scope_of_refused(self._parser, self.peer), "http_version": "2"}
-        self.shared.refusals.note(scope, error.status, len(body) if has_room else 0, 0.0)
+        self.shared.note_refusal(scope, error.status, len(body) if has_room else 0)
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         with suppress(ProtocolError):  # the client has reset it first

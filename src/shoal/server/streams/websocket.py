@@ -185,7 +185,7 @@ class WebSocketCall(AppCall):
             self._closed(reply, int(event.code), event.reason or "")
 
     def _closed(self, reply: bytes, code: int, reason: str) -> None:
-        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._last_message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._wire.post(reply, is_last=True)
         self.disconnected()
 
@@ -307,7 +307,7 @@ class WebSocketCall(AppCall):
         frame = b""
         if self.is_open:  # and not closed for the drain
             frame = self._frames.send(CloseConnection(code=code, reason=reason or None))
-        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._last_message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._complete()
         await self._wire.send(frame, is_last=True)
 
