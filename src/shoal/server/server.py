@@ -217,7 +217,7 @@ class _Server:
         self._is_up = False  # the application has started, and clients could connect
         self._refused: OSError | None = None  # why it can't listen at an address
         self._finished_before = 0  # requests that had finished when the shutdown began
-        self._cut = 0  # requests that were cut off
+        self.cut = 0  # requests that were cut off
         self._took_s = 0.0  # from the shutdown until the last connection had ended
         self._listeners: list[Listener] = []
         self._front_ends: list[FrontEndListener] = []  # those among them
@@ -277,13 +277,13 @@ class _Server:
         if self._is_up:
             if failure is None and error is not None:
                 failure = f"{error}\n{error.details}".rstrip()
-            cut = self._cut + self._lost()
-            served = self._finished() - cut
+            self.cut += self._lost()
+            served = self._finished() - self.cut
             return Drained(
                 started=True,
                 served=served,
                 finished=served - self._finished_before,
-                cut=cut,
+                cut=self.cut,
                 took_s=self._took_s,
                 failure=failure,
             )
@@ -399,7 +399,7 @@ class _Server:
         try:
             await self._draining.wait()
             await anyio.sleep(self.options.graceful_timeout_s)
-            self._cut = sum(listener.shared.running for listener in self._listeners)
+            self.cut = sum(listener.shared.running for listener in self._listeners)
             for listener in self._listeners:
                 listener.shared.end_early()
             with anyio.move_on_after(Shared.last_words_s):

@@ -26,7 +26,7 @@ from hypercorn.config import Config
 
 from shoal.asgi.extensions import GUARDED
 from shoal.asgi.headers import PROBLEM_JSON, BadRequest
-from shoal.failures.exceptions import alone
+from shoal.failures.exceptions import alone, first_of
 from shoal.server.access_log import AccessLogLine
 from shoal.server.run import FrontEndListener
 
@@ -193,10 +193,8 @@ class _Messages:
         self.log.note(message)
         is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if is_last and not self._request_ended.is_set():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._drop_rest)
-                await self._request_ended.wait()  # another task may receive it
-                tasks.cancel_scope.cancel()
+            # Another task may receive the end.
+            await first_of(self._drop_rest, self._request_ended.wait)
         await self._send(message)
 
     async def _drop_rest(self) -> None:
