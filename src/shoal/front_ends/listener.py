@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import anyio
 
-from shoal.asgi.extensions import ConnectionTotals
+from shoal.asgi.extensions import ConnectionTotals, CountedConnections
 from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.core.replicas.life import Restarts
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
@@ -228,7 +228,7 @@ _WAIT_S: Final = 0.5
 
 
 @dataclass(eq=False)
-class FrontEnds(FrontEndListener):
+class FrontEnds(FrontEndListener, CountedConnections):
     """Keeps front ends running, and counts the connections of all, including ended ones."""
 
     # It fails if no front end can serve any more, or if one fails to start before the server has
@@ -285,10 +285,6 @@ class FrontEnds(FrontEndListener):
 
     # Only the process that has a connection can read its byte counts from the kernel. So the front
     # ends are asked when the metrics are collected; reporting each change would cost more.
-
-    @property
-    def connections(self) -> FrontEnds:
-        return self
 
     async def refresh(self) -> None:
         """Asks all front ends, and waits a moment for those that can serve."""

@@ -12,7 +12,6 @@ import anyio
 from shoal.server.listeners import Inherited, Tcp, Unix
 
 if TYPE_CHECKING:
-    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.connection_limit import LimitedListener
     from shoal.server.listeners import Address
@@ -84,11 +83,6 @@ class FrontEndListener(Listener):
     failed: Callable[[], object]  # to be called once it has a `failure`
 
     is_for_each_address: ClassVar[bool]  # or for the first address of the application only
-
-    @property
-    def connections(self) -> CountedConnections | None:
-        """The counts of its connections, if they are known."""
-        return None
 
     @abstractmethod
     async def run(self) -> None:

@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from shoal.asgi.extensions import ConnectionCounts
+from shoal.asgi.extensions import ConnectionCounts, CountedConnections
 from shoal.asgi.headers import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 from shoal.server.http1.connection import Http1Connection
-from shoal.server.listeners import AppAddress, bind_all
+from shoal.server.listeners import AppAddress
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.run import Drained, Listener, WorkersFailed, address_of
 from shoal.server.shared import Shared
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
-    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.http1.head import HeadParser
     from shoal.server.run import FrontEndListener, StartFrontEnds
@@ -125,7 +124,7 @@ async def serve(
     addresses: list[tuple[AppAddress, LimitedListener]] = []
     with ExitStack() as open_sockets:
         for at in (main, *extra_addresses):
-            for number, each in enumerate(bind_all(at.address)):
+            for number, each in enumerate(at.address.bind()):
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
                 # A name may have several addresses. Only the first is reported.
@@ -323,8 +322,8 @@ class _Server:
         is_next = not self._front_ends or self._front_ends[0].is_for_each_address
         if self.start_front_ends is not None and is_next and not at.is_admin:
             front_end = self.start_front_ends(bound, shared, on_listening, self._shut_down)
-            if front_end.connections is not None:
-                self._counts["main"] = front_end.connections
+            if isinstance(front_end, CountedConnections):
+                self._counts["main"] = front_end
             self._front_ends.append(front_end)
             return front_end
         word = "admin" if at.is_admin else "main"
