@@ -98,6 +98,7 @@ class Http1Call(ServedCall):
     _expects = _is_chunked = False
     _received = 0  # bytes of the body, since the client had the whole time
     _waited_s = 0.0  # for the body, since then
+    _heartbeat: Heartbeat | None = None
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
@@ -111,12 +112,10 @@ class Http1Call(ServedCall):
         self.keeps_alive = parser.keeps_alive
         # `is_detached`: the connection continues without waiting for the application.
         self.is_over = self.is_complete = self.has_begun = self.is_detached = False
-        self._is_cut_off = False
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = True
         self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
-        self._heartbeat: Heartbeat | None = None
         received = connection.received
         if len(received) == parser.length:
             self._unread = bytes(received)

@@ -110,13 +110,13 @@ class Http1Connection(Receiver):
             self.received = data
         if len(self.received) >= _MOST_HELD:
             self.transport.pause()
-        call = self._call
+        call, bell = self._call, self.bell
         if call is not None:
             if call.is_complete:
                 self._leave_behind(call)
-            self.bell.ring()
-        elif self.bell.waiter is not None:
-            self.shared.wake(self.bell.waiter)
+            bell.ring()
+        elif bell.waiter is not None:
+            self.shared.wake(bell.waiter)
 
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
@@ -168,6 +168,7 @@ class Http1Connection(Receiver):
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
+        proxies, is_logged = shared.proxies, shared.options.access_log
         before = TaskState(shared.parking)
         await self._end_last()
         while True:
@@ -192,9 +193,9 @@ class Http1Connection(Receiver):
                 "state": shared.state.copy(),
                 "extensions": {SERVER: shared.counts, DISCONNECT: call},
             }
-            if shared.proxies is not None:
-                shared.proxies.complete(scope)
-            if shared.options.access_log:
+            if proxies is not None:
+                proxies.complete(scope)
+            if is_logged:
                 call.begin_log()
             shared.calls_started += 1
             try:
@@ -211,7 +212,7 @@ class Http1Connection(Receiver):
                         self.abort()  # the client must not take it for the whole response
                     else:
                         self._answer_with_error(503 if call.is_cut_off() else 500)
-                if call.log is not None:
+                if is_logged:
                     call.write_log(scope)
             if call.is_detached:
                 return True  # another task has continued
