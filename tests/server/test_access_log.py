@@ -144,3 +144,21 @@ async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_clie
         assert client.statuses == [503]
     [line] = lines()
     assert line["status"] == 503
+
+
+async def test_it_hides_no_extension_and_counts_what_the_server_sends_for_the_application(lines):
+    async def app(scope, receive, send):
+        offered = scope["extensions"]["shoal.disconnect"]
+        assert offered["send"] == send
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        offered["put"](b"too early")
+        await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+        offered["put"](b"defg")
+        await send({"type": "http.response.body", "body": b"hi"})
+
+    async with serving(app, access_log=True) as server:
+        client = server.connect()
+        client.ask("/")
+        await settle()
+    [line] = lines()
+    assert (line["status"], line["bytes"]) == (200, 9)
