@@ -318,10 +318,7 @@ class RemoteCall(ServedCall):
         self._signal()
 
     def end_early(self) -> None:
-        if self._is_cut_off or self.is_over:
-            return
-        self._is_cut_off = True
-        if not (self._call_back() or self.has_begun):
+        if not self.ask_to_end():
             self._post("cut off")
             self.disconnected(503)
 

@@ -111,6 +111,13 @@ class ServedCall(Mapping[str, Any]):
         self._has_sent_disconnect = True
         return message
 
+    def ask_to_end(self) -> bool:
+        """Asks the application to end its response; returns False if 503 must be the response."""
+        if self._is_cut_off or self.is_over:
+            return True
+        self._is_cut_off = True
+        return self._call_back() or self.has_begun
+
     def _call_back(self) -> bool:
         """Notifies the application; returns False if it has set no callback."""
         on_left, self._on_left = self._on_left, None

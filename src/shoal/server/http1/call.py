@@ -254,11 +254,6 @@ class Http1Call(ServedCall):
         self.refused_size = size
         self.disconnected()
 
-    def end_early(self) -> bool:
-        """Asks the application to end its response; returns False if it can't be asked."""
-        self._is_cut_off = True
-        return self._call_back() or self.has_begun
-
     # Both.
 
     def _take_body(self) -> None:

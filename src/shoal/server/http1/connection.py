@@ -89,7 +89,7 @@ class Http1Connection(Receiver):
 
     def end_early(self) -> None:
         """Asks the application to end its response, or answers 503."""
-        if self._call is not None and not self._call.end_early():
+        if self._call is not None and not self._call.ask_to_end():
             self._answer_with_error(503)
 
     def abort(self) -> None:

@@ -153,8 +153,7 @@ class AppCall(ServedCall):
 
     def end_early(self) -> None:
         """Asks the application to end its response; sends 503 if it can't be asked."""
-        self._is_cut_off = True
-        if not self._call_back() and not self.has_begun:
+        if not self.ask_to_end():
             self.refuse(503)
 
     # Parts.
