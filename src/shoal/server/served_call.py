@@ -85,7 +85,7 @@ class ServedCall(Mapping[str, Any]):
     @property
     def is_local(self) -> bool:
         """Whether only clients on this machine can reach the server."""
-        return bool(self._shared.is_local)
+        return bool(self._shared.guard.is_local)
 
     @property
     def client_disconnected(self) -> bool:

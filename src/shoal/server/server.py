@@ -302,7 +302,6 @@ class _Server:
         if at.is_admin and isinstance(name, (str, bytes)):
             # The names are those of the public address; a page can't use the operator's socket.
             options = replace(options, allowed_hosts=(), allowed_origins=())
-        guard = RequestGuard(options, name)
         shared = Shared(
             at.app,
             self.options,
@@ -311,10 +310,9 @@ class _Server:
             self._timeouts,
             connections,
             "http" if tls is None else "https",
-            None if guard.allows_all else guard,
+            RequestGuard(options, name),
             None if at.is_admin else ProxyHeaders.of(self.options),
             self._counts,
-            guard.is_private,
         )
         url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
         on_listening = partial(at.on_listening, url)

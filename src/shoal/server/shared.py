@@ -38,11 +38,10 @@ class Shared:
     timeouts: LoopTimers
     tasks: TaskGroup
     scheme: str
-    guard: RequestGuard | None = None  # None if no request is refused
+    guard: RequestGuard
     proxies: ProxyHeaders | None = None
     # Of all addresses of the server, by "main" or "admin".
     counts: Mapping[str, CountedConnections] = field(default_factory=dict[str, Any])
-    is_local: bool = False  # only clients on this machine can reach it, as far as is known
 
     # How long the server goes on reading from a connection after it has shut down its own side.
     linger_s: ClassVar = 2.0

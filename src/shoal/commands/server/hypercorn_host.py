@@ -135,8 +135,7 @@ class _HypercornListener(FrontEndListener):
         shared = self.shared
         app = shared.app
         try:
-            if shared.guard is not None:
-                shared.guard.check_headers(scope.get("method", ""), scope["headers"])
+            shared.guard.check_headers(scope.get("method", ""), scope["headers"])
         except BadRequest as refused:
             app = partial(_answer, refused)
         extensions: dict[str, Any] = {**scope["extensions"], GUARDED: {}}

@@ -286,9 +286,8 @@ class Http1Connection(Receiver):
         parser.parse(data[:end])
         self.received = data[end:]
         is_websocket = parser.is_websocket()
-        if shared.guard is not None:
-            method = "" if is_websocket else parser.line.method
-            shared.guard.check(method, parser.host, parser.origin)
+        method = "" if is_websocket else parser.line.method
+        shared.guard.check(method, parser.host, parser.origin)
         if is_websocket:
             self._switch(bytes(self.received), parser)
             return

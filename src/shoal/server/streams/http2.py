@@ -198,9 +198,8 @@ class Http2Connection(StreamConnection):
         has_body = event.stream_ended is None
         try:
             is_websocket = read_head(parser, event.headers or ())
-            if self.shared.guard is not None:
-                method = "" if is_websocket else parser.line.method
-                self.shared.guard.check(method, parser.host, parser.origin)
+            method = "" if is_websocket else parser.line.method
+            self.shared.guard.check(method, parser.host, parser.origin)
             if is_websocket:
                 check_handshake(parser)
         except BadRequest as error:
