@@ -71,7 +71,7 @@ class LimitedListener:
         try:
             while True:
                 try:
-                    accepted, _ = self.bound_socket.socket.accept()
+                    return self.bound_socket.socket.accept()[0]
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
                         self._exhaustion.note(error)
@@ -80,8 +80,6 @@ class LimitedListener:
                         await anyio.wait_readable(self.bound_socket.socket)
                     else:
                         raise
-                else:
-                    return accepted
         except BaseException:
             self.release()
             raise
@@ -93,11 +91,10 @@ class LimitedListener:
         except anyio.WouldBlock:
             return None
         try:
-            accepted, _ = self.bound_socket.socket.accept()
+            return self.bound_socket.socket.accept()[0]
         except OSError:
             self.release()
             return None
-        return accepted
 
     def release(self) -> None:
         self._permits.release()
