@@ -356,11 +356,7 @@ class _Server:
         tasks.start_soon(self._load)
 
     async def _has_started(self) -> bool:
-        """Waits until the application has started; returns False if it failed."""
-        if self.lifespan is None:
-            return True
-        await self.lifespan.wait_started()
-        return self.lifespan.failure is None
+        return self.lifespan is None or await self.lifespan.wait_started() is None
 
     async def _load(self) -> None:
         # The clients that waited for the start are answered first.
