@@ -29,6 +29,7 @@ import anyio.lowlevel
 
 import shoal
 from benchmarks.http_path import CONNECTIONS, Client
+from shoal.asgi.headers import RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import collect_less_often, skip_what_was_loaded
 from shoal.loops.this_loop import parking_of_this_loop
@@ -189,7 +190,9 @@ async def serving() -> AsyncIterator[Server]:
         tasks.start_soon(timeouts.run)
         collect_less_often()
         skip_what_was_loaded()
-        yield Server(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
+        options = HttpOptions()
+        guard = RequestGuard(options, ("0.0.0.0", 80))
+        yield Server(Shared(app, options, {}, parking, timeouts, tasks, "http", guard))
         tasks.cancel_scope.cancel()
 
 

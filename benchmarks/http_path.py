@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import anyio.lowlevel
 
 from benchmarks.http_app import noop_app
+from shoal.asgi.headers import RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
@@ -148,7 +149,8 @@ async def path_to(app: App, options: HttpOptions | None = None) -> AsyncGenerato
         timeouts = LoopTimers(parking)
         tasks.start_soon(timeouts.run)
         options = options or HttpOptions()
-        yield RequestPath(Shared(app, options, {}, parking, timeouts, tasks, "http"))
+        guard = RequestGuard(options, ("0.0.0.0", 80))
+        yield RequestPath(Shared(app, options, {}, parking, timeouts, tasks, "http", guard))
         tasks.cancel_scope.cancel()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from shoal.asgi.http_options import APP_OPTIONS, HttpOptions
-from shoal.failures.exceptions import ungrouped
+from shoal.failures.exceptions import first_of, ungrouped
 from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.app.app import App
 from shoal.http.app.middleware import with_middleware
@@ -50,15 +50,7 @@ async def _serve(
     task_status: TaskStatus[str],
 ) -> None:
     async def shutdown() -> None:
-        async with anyio.create_task_group() as tasks:
-
-            async def end_with_controller() -> None:
-                await controller.wait_ending()
-                stopping.set()
-
-            tasks.start_soon(end_with_controller)
-            await stopping.wait()
-            tasks.cancel_scope.cancel()
+        await first_of(controller.wait_ending, stopping.wait)
         controller.drain()
         if served is not None:
             await served.leave(options.graceful_timeout_s)

@@ -234,6 +234,19 @@ def connect(
     return RemoteClient(url, token=token, timeout_s=timeout_s)
 
 
+class _LeavesRunning:
+    """Its block shuts nothing down."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
 class _OnlyHandles:
     """Its missing verbs raise an error that says where they are."""
 
@@ -250,20 +263,11 @@ class _OnlyHandles:
             )
 
 
-class ChildClient(_OnlyHandles):
+class ChildClient(_LeavesRunning, _OnlyHandles):
     """The client in a replica's process, which only makes handles."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        return None
 
     def __enter__(self) -> ChildSyncClient:
         return self.sync
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
 
     @property
     def sync(self) -> ChildSyncClient:
@@ -298,24 +302,15 @@ def _handle_of(
     return ChildHandle(endpoint, channel)
 
 
-class InsideClient:
+class InsideClient(_LeavesRunning):
     """A controller's client for code of its backends; leaving it shuts nothing down."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        return None
-
     def __enter__(self) -> Any:
         check_may_block("async with shoal.connect() as client:")
         return self._client.sync
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)

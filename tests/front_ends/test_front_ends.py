@@ -18,7 +18,6 @@ from held_app import counted, statistics
 from held_requests import asking, held_request, read_answer
 from live_server import live, request
 
-from shoal.front_ends.listener import FrontEnds
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
@@ -295,8 +294,7 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
     start_front_ends = listener.front_ends
 
     def with_program(*given):
-        *_, start = start_front_ends(*given).args
-        return partial(FrontEnds, 1, [sys.executable, "-c", program], start)
+        return partial(start_front_ends(*given), count=1, command=[sys.executable, "-c", program])
 
     monkeypatch.setattr(listener, "front_ends", with_program)
     of_others = set(children_of(os.getpid()))

@@ -14,7 +14,7 @@ from live_server import LiveServer, request
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import WORKER
-from shoal.front_ends.listener import FrontEnds, front_ends
+from shoal.front_ends.listener import front_ends
 from shoal.replicas.process import worker
 from shoal.server.run import WorkersFailed
 from shoal.server.server import serve
@@ -43,8 +43,7 @@ def dying_workers(count, program):
     own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
     given = WORKER, count, OPTIONS, sniffio.current_async_library(), "error"
-    *_, start = front_ends(*given).args
-    return partial(FrontEnds, count, command, start)
+    return partial(front_ends(*given), command=command)
 
 
 KILL_IT = "os.kill(os.getpid(), signal.SIGKILL)"
@@ -124,8 +123,8 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
 
 @pytest.mark.one_loop
 async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
-    *_, start = front_ends(WORKER, 1, OPTIONS, sniffio.current_async_library(), "error").args
-    absent = partial(FrontEnds, 1, ["/absent/python"], start)
+    given = front_ends(WORKER, 1, OPTIONS, sniffio.current_async_library(), "error")
+    absent = partial(given, command=["/absent/python"])
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
         await serve(app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=absent)
 

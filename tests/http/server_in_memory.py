@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from shoal.asgi.headers import RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
@@ -112,7 +113,8 @@ class ServerInMemory:
 
     def __init__(self, app, options, parking, timeouts, tasks):
         self.tasks = tasks
-        self.shared = Shared(app, options, {}, parking, timeouts, tasks, "http")
+        guard = RequestGuard(options, Wire.name)
+        self.shared = Shared(app, options, {}, parking, timeouts, tasks, "http", guard)
 
     def connect(self, wire=None):
         return Client(self.shared, wire)

@@ -10,7 +10,7 @@ from server_in_memory import serving
 
 import shoal
 from shoal.commands.server.stderr import JsonFormatter, TextFormatter
-from shoal.server.access_log import LOGGER, AccessLog
+from shoal.server.access_log import LOGGER, AccessLogLine
 from shoal.testing import settle
 
 
@@ -80,12 +80,9 @@ async def test_nothing_is_logged_unless_asked_for(app, lines):
 
 
 @pytest.mark.parametrize("path", ["/a\r\nb", '/"}', "/\udc80", "/a\x85b\u2028c\u2029\u00e9"])
-async def test_a_path_can_not_forge_a_line(app, lines, path, caplog):
-    async def gone(scope, receive, send):
-        pass
-
+def test_a_path_can_not_forge_a_line(lines, path, caplog):
     scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": path}
-    await AccessLog(gone)(scope, None, None)
+    AccessLogLine().write(scope)
     [line] = lines()
     assert line["status"] is None
     for form in (TextFormatter(), JsonFormatter()):
@@ -147,3 +144,21 @@ async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_clie
         assert client.statuses == [503]
     [line] = lines()
     assert line["status"] == 503
+
+
+async def test_it_hides_no_extension_and_counts_what_the_server_sends_for_the_application(lines):
+    async def app(scope, receive, send):
+        offered = scope["extensions"]["shoal.disconnect"]
+        assert offered["send"] == send
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        offered["put"](b"too early")
+        await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+        offered["put"](b"defg")
+        await send({"type": "http.response.body", "body": b"hi"})
+
+    async with serving(app, access_log=True) as server:
+        client = server.connect()
+        client.ask("/")
+        await settle()
+    [line] = lines()
+    assert (line["status"], line["bytes"]) == (200, 9)

@@ -92,9 +92,9 @@ def test_named_hosts_take_no_loopback_names_away(host):
 @pytest.mark.parametrize("name", [LOCAL, "/run/x"])
 def test_behind_named_hosts_a_local_host_is_no_proof(name):
     # A proxy that forwards the hosts of its clients forwards a forged one as well.
-    assert not RequestGuard(HttpOptions(allowed_hosts=["api.example.com"]), name).is_private
+    assert not RequestGuard(HttpOptions(allowed_hosts=["api.example.com"]), name).is_local
     for allowed in ([], ["localhost"], ["*"]):
-        assert RequestGuard(HttpOptions(allowed_hosts=allowed), name).is_private
+        assert RequestGuard(HttpOptions(allowed_hosts=allowed), name).is_local
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", ""])
@@ -121,8 +121,8 @@ def test_named_origins_may_do_all():
 
 
 def test_a_unix_socket_refuses_nothing():
-    assert RequestGuard(HttpOptions(), "/run/x").allows_all
-    assert not RequestGuard(HttpOptions(), LOCAL).allows_all
+    assert status("/run/x", "POST", b"evil.test", b"https://other.test") is None
+    assert status(LOCAL, "POST", b"evil.test", b"https://other.test") == 421
 
 
 def test_what_it_remembers_is_bounded():

@@ -15,7 +15,7 @@ from live_server import Client, read_all, read_until, request
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.connection_limit import Exhaustion, LimitedListener
-from shoal.server.listeners import AppAddress, Inherited, Tcp, Unix, bind_all
+from shoal.server.listeners import AppAddress, Inherited, Tcp, Unix
 from shoal.server.run import address_of
 from shoal.server.server import serve
 from time_limits import HANG_S
@@ -113,7 +113,7 @@ class Unlucky:
     "name", ["ECONNABORTED", "EPERM", "EPROTO", "EHOSTUNREACH", "ENETDOWN", "ETIMEDOUT", "EMFILE"]
 )
 async def test_a_client_that_is_gone_before_it_is_accepted_ends_nothing(name):
-    [bound] = bind_all(Tcp("127.0.0.1", 0))
+    [bound] = Tcp("127.0.0.1", 0).bind()
     listener = LimitedListener(bound, 1, Exhaustion())
     listening = bound.socket
     with anyio.fail_after(HANG_S):
@@ -204,15 +204,15 @@ async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
 
 
 def bind(address):
-    [bound] = bind_all(address)
+    [bound] = address.bind()
     return bound
 
 
 async def test_a_socket_file_of_a_dead_server_is_replaced(path):
     died = f"""
 import os, socket
-from shoal.server.listeners import Unix, bind_all
-bind_all(Unix({path!r}))[0].socket.listen()
+from shoal.server.listeners import Unix
+Unix({path!r}).bind()[0].socket.listen()
 os.kill(os.getpid(), 9)
 """
     ended = await anyio.run_process([sys.executable, "-c", died], check=False)
@@ -424,12 +424,12 @@ def test_an_address_that_this_machine_does_not_have_is_left_out(absent, monkeypa
         (absent, 0, 0, 0) if ":" in absent else (absent, 0),
     )
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [missing, BOTH[1]])
-    [bound] = bind_all(Tcp("name", 0))
+    [bound] = Tcp("name", 0).bind()
     assert bound.url.startswith("http://127.0.0.1:")
     bound.close()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [missing])
     with pytest.raises(OSError):
-        bind_all(Tcp("name", 0))
+        Tcp("name", 0).bind()
 
 
 @needs_ipv6
@@ -439,7 +439,7 @@ def test_a_port_that_another_has_at_one_address_is_refused_at_all(monkeypatch):
         names = [(*one[:4], (one[4][0], port, *one[4][2:])) for one in BOTH]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: names)
         with pytest.raises(OSError, match="in use"):
-            bind_all(Tcp("localhost", port))
+            Tcp("localhost", port).bind()
 
 
 @needs_ipv6

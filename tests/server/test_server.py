@@ -306,7 +306,7 @@ async def test_a_lifespan_that_crashes_leaves_the_server_up(caplog):
 
 
 async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("shoal.server.run.LIFESPAN_MARGIN_S", 0.05)
+    monkeypatch.setattr("shoal.server.server._LIFESPAN_MARGIN_S", 0.05)
 
     async def app(scope, receive, send):
         await receive()

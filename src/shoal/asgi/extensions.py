@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,17 +48,24 @@ class ConnectionTotals(NamedTuple):
     sent: int | None
 
 
-class CountedConnections(Protocol):
-    async def refresh(self) -> None: ...
+class CountedConnections:
+    """The connections at an address, which this process or its workers have."""
 
+    __slots__ = ()
+
+    async def refresh(self) -> None:
+        """Updates the counts, where other processes have them."""
+
+    @abstractmethod
     def totals(self) -> ConnectionTotals:
         """Returns the counts, which include open connections."""
-        ...
 
-    def pids(self) -> Mapping[int, int]: ...
+    def pids(self) -> Mapping[int, int]:
+        """Returns the ids of the workers' processes, by their numbers."""
+        return {}
 
 
-class ConnectionCounts:
+class ConnectionCounts(CountedConnections):
     __slots__ = ("_accepted", "_limit", "_open", "_received", "_sent", "_tells")
 
     def __init__(self, limit: int) -> None:
@@ -80,12 +88,6 @@ class ConnectionCounts:
                 self._tells = True
                 self._received += sizes[0]
                 self._sent += sizes[1]
-
-    def pids(self) -> Mapping[int, int]:
-        return {}
-
-    async def refresh(self) -> None:
-        pass
 
     def totals(self) -> ConnectionTotals:
         sizes = [one for one in map(_bytes_of, self._open) if one is not None]

@@ -54,10 +54,10 @@ class RequestGuard:
     def __init__(self, options: HttpOptions, name: Any) -> None:
         is_unix = isinstance(name, (str, bytes))
         is_loopback = not is_unix and _is_loopback(name[0])
-        self.is_local = is_unix or is_loopback
         hosts = _names(options.allowed_hosts)
-        # A proxy that forwards public hosts may forward a forged ``localhost`` as well.
-        self.is_private = self.is_local and hosts <= _LOOPBACK | _ALL
+        # Whether only clients on this machine can reach the server, as far as is known. A proxy
+        # that forwards public hosts may forward a forged ``localhost`` as well.
+        self.is_local = (is_unix or is_loopback) and hosts <= _LOOPBACK | _ALL
         origins = _names(options.allowed_origins)
         # Those allowed; None for all. No page can have a loopback name by DNS rebinding.
         self._hosts = _unless_all(hosts | _LOOPBACK if is_loopback else hosts or _ALL)
@@ -65,10 +65,6 @@ class RequestGuard:
         # Allowed pairs of host and origin, as sent.
         self._known: set[tuple[bytes, bytes | None]] = set()
         self._logged: set[int] = set()
-
-    @property
-    def allows_all(self) -> bool:
-        return self._hosts is None and self._origins is None
 
     def check(self, method: str, host: bytes, origin: bytes | None) -> None:
         """Raises `BadRequest` with 421 or 403; a WebSocket's method is empty."""

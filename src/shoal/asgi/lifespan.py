@@ -61,9 +61,10 @@ class AppLifespan:
             self._started.set()
             self._ended.set()
 
-    async def wait_started(self) -> None:
-        """Waits until the application has started, or has set `failure`."""
+    async def wait_started(self) -> LifespanFailed | None:
+        """Waits until the application has started, or has failed; returns its failure."""
         await self._started.wait()
+        return self.failure
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the application; sets `failure` if it fails to end, or does not end in time."""

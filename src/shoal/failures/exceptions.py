@@ -24,7 +24,7 @@ from shoal.errors import HandlerFailed
 from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -227,3 +227,15 @@ async def ungrouped() -> AsyncGenerator[TaskGroup]:
             raise failure
     finally:
         del failure  # its traceback holds this frame
+
+
+async def first_of(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Waits until one of several functions returns, and cancels the others."""
+    async with anyio.create_task_group() as tasks:
+
+        async def wait(one: Callable[[], Awaitable[object]]) -> None:
+            await one()
+            tasks.cancel_scope.cancel()
+
+        for one in waits:
+            tasks.start_soon(wait, one)

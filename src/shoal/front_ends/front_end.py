@@ -17,6 +17,7 @@ from shoal.asgi.extensions import DISCONNECT, ConnectionTotals
 from shoal.asgi.headers import PROBLEM_JSON
 from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Channel, Head, PassedMessage, size_of
 from shoal.http.requests.problem import ended
+from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
 
@@ -56,7 +57,7 @@ class FrontEnd:
     ) -> None:
         self.may_serve = anyio.Event()
         self.must_drain = anyio.Event()
-        self.must_end = anyio.Event()
+        self.serving = anyio.CancelScope()  # to be cancelled to end by force
         self.channel = channel
         self.parking = parking_of_this_loop()
         self.refusal = _refusal(retry_after_s)  # for requests that the server can't answer
@@ -102,7 +103,7 @@ class FrontEnd:
             elif name == "count":
                 self.tell_connections()
             elif name == "abort":
-                self.must_end.set()
+                self.serving.cancel()
             else:
                 self.may_serve.set()
                 if name == "drain":
@@ -162,8 +163,8 @@ class FrontEnd:
 
 class ForwardedRequest:
     _is_over = False  # nothing more is expected from the server's process
-    _waiter: Any = None  # of the task that relays the response
-    _wants_waiter: Any = None  # of the task that forwards the client's messages
+    waiter: Any = None  # of the task that relays the response
+    _wants: Bell | None = None  # rung for the task that forwards the client's messages
     _wanted = 0
     _taken = 0
     _has_begun = False
@@ -221,8 +222,8 @@ class ForwardedRequest:
 
     def _queue(self, name: str, content: Any = None) -> None:
         self._messages.append((name, content))
-        if self._waiter is not None:
-            self._parking.wake(self._waiter)
+        if self.waiter is not None:
+            self._parking.wake(self.waiter)
 
     # The client's side.
 
@@ -252,17 +253,14 @@ class ForwardedRequest:
         if message is not None:
             self._post("message", message, size_of(message))
         self._wanted += count
-        if self._wants_waiter is not None:
-            self._parking.wake(self._wants_waiter)
+        if self._wants is not None:
+            self._wants.ring()
 
     async def _pass_messages(self, receive: Receive, first: Message | None) -> None:
+        self._wants = Bell(self._parking)
         while not self._is_over:
             while not self._wanted:
-                self._wants_waiter = self._parking.new_waiter()
-                try:
-                    await self._wants_waiter
-                finally:
-                    self._wants_waiter = None
+                await self._wants.change()
             self._wanted -= 1
             message, first = first or await receive(), None
             kind = message["type"]
@@ -278,11 +276,7 @@ class ForwardedRequest:
         messages = self._messages
         while True:
             while not messages:
-                self._waiter = self._parking.new_waiter()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
+                await self._parking.park(self)
             name, content = messages.popleft()
             match name:
                 case "send":

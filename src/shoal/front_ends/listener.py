@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import anyio
 
-from shoal.asgi.extensions import ConnectionTotals
+from shoal.asgi.extensions import ConnectionTotals, CountedConnections
 from shoal.asgi.http_options import HttpOptions, ServerKeywords
 from shoal.core.replicas.life import Restarts
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
@@ -33,11 +33,11 @@ from shoal.front_ends.wire import MEMORY, Channel, Head, PassedMessage
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
+from shoal.server.run import FrontEndListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shoal.server.connection_limit import LimitedListener
     from shoal.server.run import StartFrontEnds
     from shoal.server.shared import Shared
 
@@ -66,14 +66,21 @@ class RemoteFrontEnd:
     """A front end, which the server treats like a connection; raises `OSError`."""
 
     def __init__(
-        self, number: int, shared: Shared, command: Sequence[str], listening: int, start: bytes
+        self,
+        number: int,
+        shared: Shared,
+        command: Sequence[str],
+        listening: int,
+        start: bytes,
+        on_ready: Callable[[RemoteFrontEnd], object],
     ) -> None:
         self.number = number
         self._shared = shared
-        self.is_ready = anyio.Event()  # it can serve, or has ended
+        self._on_ready = on_ready
         self.was_ready = False  # it could serve
         self.connections = ConnectionTotals(0, 0, 0, None, None)
-        self._asked: anyio.Event | None = None
+        # Set once it shows that it is alive: first when it can serve, then when it sends counts.
+        self._asked: anyio.Event | None = anyio.Event()
         self._is_draining = False
         self._heads: dict[int, Head] = {}
         ours, theirs = socket.socketpair()
@@ -121,25 +128,24 @@ class RemoteFrontEnd:
             self._process.wait()
             self._channel.close()
             self._calls.disconnected()
-            self.is_ready.set()
             self._reply_arrived()
             self._shared.remove(self)
 
     async def _kill_if_silent(self) -> None:
-        answered, looks = self.is_ready, _LOOKS_AT_START
-        while await _is_set_within(answered, looks):
+        looks = _LOOKS_AT_START
+        while await _is_set_within(self.ask_connections(), looks):
             await anyio.sleep(_ASKED_EVERY_S)
-            answered, looks = self.ask_connections(), _LOOKS
+            looks = _LOOKS
         silent_s = looks * _LOOK_S
         _log.error("the worker %d did not answer for %g s, and is killed", self.pid, silent_s)
         self.kill()
 
     def how_it_ended(self) -> str:
-        code = self._process.returncode
-        if code is not None and code < 0:
+        code, when = self._process.returncode, "" if self.was_ready else " before it could serve"
+        if self.was_killed:
             with suppress(ValueError):
-                return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with code {code}"
+                return f"was killed by {signal.Signals(-code).name}{when}"
+        return f"exited with code {code}{when}"
 
     @property
     def was_killed(self) -> bool:
@@ -199,13 +205,14 @@ class RemoteFrontEnd:
                 if call is not None:
                     call.take(name, content)
             elif name == "refused":
-                self._shared.refusals.count(*content)
+                self._shared.count_refusal(*content)
             elif name == "connections":
                 self.connections = ConnectionTotals(*content)
                 self._reply_arrived()
             elif name == "ready":
                 self.was_ready = True
-                self.is_ready.set()
+                self._reply_arrived()
+                self._on_ready(self)
 
     def _invalid(self, error: Exception) -> None:
         _log.error("a worker has sent an invalid frame, and is killed", exc_info=error)
@@ -221,50 +228,31 @@ _WAIT_S: Final = 0.5
 
 
 @dataclass(eq=False)
-class FrontEnds:
+class FrontEnds(FrontEndListener, CountedConnections):
     """Keeps front ends running, and counts the connections of all, including ended ones."""
+
+    # It fails if no front end can serve any more, or if one fails to start before the server has
+    # served, unless it was killed.
 
     count: int
     command: Sequence[str]  # file descriptors are appended
     start: bytes  # the content of the first frame
-    bound: LimitedListener
-    shared: Shared
-    on_listening: Callable[[str], object]
-    url: str
-    # Called if no front end can serve any more, or one fails to start before the server has
-    # served, unless it was killed.
-    failed: Callable[[], object]
+
+    is_for_each_address = False
 
     def __post_init__(self) -> None:
-        self.is_for_each_address = False
-        self.lost = 0
-        self.failure: str | None = None
-        self.ended = anyio.Event()
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._before = ConnectionTotals(0, 0, 0, None, None)  # of those that have ended
         self._may_serve = False
         self._draining = anyio.Event()
         self._is_up = anyio.Event()
-        self._is_aborted = anyio.Event()
 
     async def run(self) -> None:
         """Keeps the front ends running until the server drains; kills them if it is cancelled."""
-        async with anyio.create_task_group() as tasks:
-            kills = anyio.CancelScope()
-            tasks.start_soon(self._kill_late, kills)
-            async with anyio.create_task_group() as keepers:
-                for number in range(1, self.count + 1):
-                    keepers.start_soon(self._keep_one, number)
-            kills.cancel()
-        self.ended.set()
-
-    async def _kill_late(self, scope: anyio.CancelScope) -> None:
-        with scope:
-            await self._is_aborted.wait()
-            await anyio.sleep(_ENDS_WITHIN_S)
-            for front_end in self._front_ends:
-                front_end.kill()
+        async with anyio.create_task_group() as keepers:
+            for number in range(1, self.count + 1):
+                keepers.start_soon(self._keep_one, number)
 
     async def open(self) -> None:
         """Waits until all can serve, and lets them accept; raises `OSError` if it can't listen."""
@@ -276,33 +264,27 @@ class FrontEnds:
         for front_end in self._front_ends:
             front_end.serve()
 
-    async def accept(self) -> None:
-        await anyio.sleep_forever()
-
     def announce_end(self) -> None:
         self._draining.set()
         # Before they close theirs: otherwise clients could connect to a socket that no one accepts
         # from.
         self.bound.close()
-        self.shared.drain()
+        super().announce_end()
         for front_end in self._front_ends:
             front_end.drain()
 
-    def drain(self) -> None:
-        """Does nothing: each front end closes its own socket."""
-
     def abort(self) -> None:
         """Lets them close all connections by force; kills those that do not end soon."""
-        for front_end in tuple(self._front_ends):
-            front_end.abort()
-        self._is_aborted.set()
+        super().abort()
+        timeouts = self.shared.timeouts
+        timeouts.add(timeouts.now() + _ENDS_WITHIN_S, self._kill)
+
+    def _kill(self) -> None:
+        for front_end in self._front_ends:
+            front_end.kill()
 
     # Only the process that has a connection can read its byte counts from the kernel. So the front
     # ends are asked when the metrics are collected; reporting each change would cost more.
-
-    @property
-    def connections(self) -> FrontEnds:
-        return self
 
     async def refresh(self) -> None:
         """Asks all front ends, and waits a moment for those that can serve."""
@@ -318,46 +300,32 @@ class FrontEnds:
         return totals._replace(limit=self.shared.options.max_connections)
 
     async def _keep_one(self, number: int) -> None:
+        listening = self.bound.bound_socket.socket.fileno()
         while not self._is_ending():
             began_at = anyio.current_time()
-            was_ready = was_killed = False
+            front_end = None
             try:
                 front_end = RemoteFrontEnd(
-                    number,
-                    self.shared,
-                    self.command,
-                    self.bound.bound_socket.socket.fileno(),
-                    self.start,
+                    number, self.shared, self.command, listening, self.start, self._serve_by
                 )
             except OSError as error:
                 how = f"can't be started: {error.strerror or error}"
             else:
-                await self._serve_by(front_end)
-                if self._is_ending():
-                    return
-                how, was_ready = front_end.how_it_ended(), front_end.was_ready
-                if not was_ready:
-                    how += " before it could serve"
-                was_killed = front_end.was_killed
-            await self._handle_end(how, began_at, was_ready=was_ready, was_killed=was_killed)
+                self._front_ends.add(front_end)
+                try:
+                    await front_end.run()
+                finally:
+                    self._front_ends.discard(front_end)
+                    self._before = _sum(self._before, front_end.connections._replace(open=0))
+                how = front_end.how_it_ended()
+            if not self._is_ending():
+                await self._handle_end(front_end, how, began_at)
 
     def _is_ending(self) -> bool:
         return self._draining.is_set() or self.failure is not None
 
-    async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
-        self._front_ends.add(front_end)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._start_serving, front_end)
-                await front_end.run()
-        finally:
-            self._front_ends.discard(front_end)
-            self._before = _sum(self._before, front_end.connections._replace(open=0))
-
-    async def _start_serving(self, front_end: RemoteFrontEnd) -> None:
-        await front_end.is_ready.wait()
-        if not front_end.was_ready:
-            return
+    def _serve_by(self, front_end: RemoteFrontEnd) -> None:
+        """Lets a front end that is ready accept clients, or the server if it waits for this one."""
         self._restarts.started(anyio.current_time())
         if self._may_serve:
             front_end.serve()
@@ -365,11 +333,13 @@ class FrontEnds:
             self._is_up.set()
 
     async def _handle_end(
-        self, how: str, began_at: float, *, was_ready: bool, was_killed: bool
+        self, front_end: RemoteFrontEnd | None, how: str, began_at: float
     ) -> None:
         """Handles the end of a front end; returns when the next may be started."""
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - no secret is drawn
+        was_ready = front_end is not None and front_end.was_ready
+        was_killed = front_end is not None and front_end.was_killed
         if was_ready:
             next_at = self._restarts.died(now, point)
         else:
@@ -424,4 +394,4 @@ def front_ends(
     # -P: modules in the current directory must not shadow the library's
     command = [sys.executable, "-P", "-m", program]
     start = dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict())
-    return partial(FrontEnds, count, command, start)
+    return partial(FrontEnds, count=count, command=command, start=start)

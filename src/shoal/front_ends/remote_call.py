@@ -16,15 +16,17 @@ import anyio.lowlevel
 
 from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
 from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, Channel, Head, size_of
+from shoal.loops.parking import Bell
 from shoal.replicas.process.wire.messages import unpickled
-from shoal.server.log_errors import contained, log_failure
-from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState, run_contained
-from shoal.server.shared import Change, Shared
+from shoal.server.log_errors import contained
+from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
+
+    from shoal.server.shared import Shared
 
 
 _MOST_IDLE: Final = 256  # tasks
@@ -70,7 +72,7 @@ class RemoteCalls:
         if self._idle:
             self.shared.wake(self._idle.pop())
         else:
-            self._start_task()
+            self.shared.start_task(self)
 
     def disconnected(self) -> None:
         self._is_over = True
@@ -101,19 +103,13 @@ class RemoteCalls:
     def ended(self, *, is_reusable: bool) -> None:
         del is_reusable  # waiting requests get a new task in either case
         if self._new:
-            self._start_task()
-
-    def _start_task(self) -> None:
-        # Not in the context of the task that reads the channel.
-        shared = self.shared
-        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
+            self.shared.start_task(self)
 
 
 class RemoteCall(ServedCall):
     _decoded: tuple[int, Any] | None = None
     _start: Message | None = None  # the first message of the response, until it is sent
-    _changed: Change | None = None  # created by the first wait
-    _has_sent_disconnect = False
+    _bell: Bell | None = None  # created by the first wait
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
     _unread = 0  # bytes of the response that the client has not taken
@@ -148,8 +144,7 @@ class RemoteCall(ServedCall):
         try:
             await shared.app(self._scope(), self.receive, self.send)
         except Exception as error:
-            path, is_gone = self._head["raw_path"], self.client_disconnected
-            log_failure(error, "the application failed on %r", path, is_gone=is_gone)
+            self.log_failure(error, self._head["raw_path"])
         finally:
             shared.calls_finished += 1
             if not (self.is_complete or self.is_over):
@@ -186,13 +181,9 @@ class RemoteCall(ServedCall):
             message = self._messages.popleft()
             self._taken(message)
             return message
-        if self._has_sent_disconnect:
-            # An application that ignores the disconnect must not block the event loop.
-            await anyio.lowlevel.checkpoint()
-        self._has_sent_disconnect = True
         if self._is_websocket:
-            return {"type": "websocket.disconnect", "code": _GONE}
-        return {"type": "http.disconnect"}
+            return await self._disconnect({"type": "websocket.disconnect", "code": _GONE})
+        return await self._disconnect({"type": "http.disconnect"})
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
@@ -327,10 +318,7 @@ class RemoteCall(ServedCall):
         self._signal()
 
     def end_early(self) -> None:
-        if self._is_cut_off or self.is_over:
-            return
-        self._is_cut_off = True
-        if not (self._call_back() or self.has_begun):
+        if not self.ask_to_end():
             self._post("cut off")
             self.disconnected(503)
 
@@ -365,10 +353,10 @@ class RemoteCall(ServedCall):
         return not self.is_over
 
     def _signal(self) -> None:
-        if self._changed is not None:
-            self._changed.signal()
+        if self._bell is not None:
+            self._bell.ring()
 
     async def _change(self) -> None:
-        if self._changed is None:
-            self._changed = Change(self._shared)
-        await self._changed.wait()
+        if self._bell is None:
+            self._bell = Bell(self._shared.parking)
+        await self._bell.change()

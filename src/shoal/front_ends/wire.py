@@ -121,7 +121,7 @@ class Channel:
         self._parking = parking_of_this_loop()
         self._posted: list[PassedMessage] = []
         self._size = 0  # of the posted messages, in bytes
-        self._waiter: Any = None
+        self.waiter: Any = None  # of the task that flushes, if it waits
 
     @property
     def is_closed(self) -> bool:
@@ -133,10 +133,9 @@ class Channel:
         self._size += size
         if self._size >= _MOST_TOGETHER:
             self.flush()
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            self._parking.wake(waiter)
+        if self.waiter is not None:
+            self._parking.wake(self.waiter)
+            self.waiter = None
 
     async def run(self, handle: Callable[[list[PassedMessage]], object]) -> None:
         """Passes the received messages to a function, until the other end is gone."""
@@ -168,11 +167,7 @@ class Channel:
     async def _flush_when_posted(self) -> None:
         while True:
             if not self._posted:
-                self._waiter = self._parking.new_waiter()
-                try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
+                await self._parking.park(self)
             self.flush()
 
     def _take(self, handle: Callable[[list[PassedMessage]], object], frame: Frame) -> None:

@@ -1,4 +1,4 @@
-"""The access log: middleware that writes a line of JSON for each request, once it has ended.
+"""The access log: a line of JSON for each request, once it has ended.
 
 It logs no bodies and no headers. It logs only the path of the URL, since queries may contain
 tokens.
@@ -23,18 +23,15 @@ import json
 import logging
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from shoal.asgi.extensions import DISCONNECT, TRACE
+from shoal.asgi.extensions import TRACE
 from shoal.server.log_errors import contained
-from shoal.server.served_call import ServedCall
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from shoal.server.proxies import ProxyHeaders
+    from starlette.types import Message, Scope
 
 
 LOGGER: Final = "shoal.access"
@@ -42,51 +39,9 @@ LOGGER: Final = "shoal.access"
 _log: Final = logging.getLogger(LOGGER)
 
 
-class AccessLog:
-    # With it, no response takes the fast ways of the server's extensions: it replaces `send`, which
-    # it could not count otherwise without a cost for each response of a server without a log.
-    # `is_answered_for`: a server other than Shoal's answers 500 if the application fails to answer.
-    def __init__(self, app: ASGIApp, *, is_answered_for: bool = False) -> None:
-        self._app = app
-        self._is_answered_for = is_answered_for
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        entry = AccessLogLine()
-        extensions = scope.get("extensions", {})
-        offered = extensions.get(DISCONNECT, {})
-        call = offered if isinstance(offered, ServedCall) else None
-        if offered:
-            # The application may get a copy of the scope.
-            extensions[DISCONNECT] = {**offered, "note_trace": entry.note_trace}
-        has_ended = False
-
-        async def noting(message: Message) -> None:
-            entry.note(message)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-            has_ended = True
-        except Exception:
-            has_ended = True
-            raise
-        finally:  # also where it was cancelled
-            is_answered_for = self._is_answered_for
-            if call is not None:
-                entry.note_status(call.refusal, call.refused_size)
-                is_answered_for = not call.is_over
-            if has_ended and is_answered_for:
-                # The server answers with this status in place of the application.
-                entry.note_status(503 if call is not None and call.is_cut_off() else 500)
-            entry.trace_ids = entry.trace_ids or scope.get(TRACE)
-            with contained("the access log failed"):  # handlers and filters of logs are the user's
-                entry.write(scope)
-
-
 class AccessLogLine:
+    """What is known of a request; its server notes each message that the application sends."""
+
     trace_ids: tuple[str, str] | None = None
 
     def __init__(self, took_s: float = 0.0) -> None:
@@ -96,10 +51,11 @@ class AccessLogLine:
         self._request_id: str | None = None
         self._bytes = 0
 
-    def note_trace(self, ids: tuple[str, str]) -> None:
-        self.trace_ids = ids
+    def note_size(self, size: int) -> None:
+        self._bytes += size
 
-    def note_status(self, status: int, size: int = 0) -> None:
+    def note_refusal(self, status: int, size: int = 0) -> None:
+        """Notes the status of the server's own response; 0 for none."""
         if self._status is None and status:
             self._status = status
             self._bytes += size
@@ -121,6 +77,10 @@ class AccessLogLine:
                 pass
 
     def write(self, scope: Scope) -> None:
+        with contained("the access log failed"):  # handlers and filters of logs are the user's
+            self._write(scope)
+
+    def _write(self, scope: Scope) -> None:
         path, client = scope["path"], scope.get("client")
         is_http = scope["type"] == "http"
         line = {
@@ -135,39 +95,9 @@ class AccessLogLine:
             "duration_s": round(perf_counter() - self._began, 6),
             "request_id": self._request_id,
         }
-        if self.trace_ids is not None:
-            line["trace_id"], line["span_id"] = self.trace_ids
+        trace_ids = self.trace_ids or scope.get(TRACE)
+        if trace_ids is not None:
+            line["trace_id"], line["span_id"] = trace_ids
         text = orjson.dumps(line).decode()
         # JSON leaves some control characters that end lines or control terminals.
         _log.info("%s", text if text.isprintable() else json.dumps(line).replace("\x7f", r"\u007f"))
-
-
-class Refusals:
-    """Counts and logs the requests that the server refuses, which the application never sees."""
-
-    # They are malformed, for another host, or too slow. If the application has a method
-    # `count_refusal`, it is called with the status and the seconds that the request took.
-
-    def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
-        known: Any = app
-        self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
-        self._proxies = proxies
-        self._is_logged = is_logged
-
-    def count(self, status: int, took_s: float = 0.0) -> None:
-        if self._count_by is not None:
-            with contained("a refused request could not be counted"):
-                self._count_by(status, took_s)
-
-    def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
-        """Counts and logs a refusal; the scope's ``method`` and ``path`` may be None."""
-        self.count(status, took_s)
-        if not self._is_logged:
-            return
-        with contained("the access log failed"):  # handlers and filters of logs are the user's
-            scope = {**scope, "headers": list(scope["headers"])}
-            if self._proxies is not None and scope["path"] is not None:
-                self._proxies.complete(scope)
-            entry = AccessLogLine(took_s)
-            entry.note_status(status, size)
-            entry.write(scope)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
-import resource
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -56,20 +54,6 @@ class Exhaustion:
             )
 
 
-def check_descriptors(max_connections: int) -> None:
-    """Warns if this process may open fewer files than its connections need."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max_connections + len(os.listdir("/dev/fd"))
-    if most != resource.RLIM_INFINITY and most < needed:
-        _log.warning(
-            "this process may open %d files, but --max-connections %d needs %d: raise the limit"
-            " (ulimit -n), or lower --max-connections",
-            most,
-            max_connections,
-            needed,
-        )
-
-
 class LimitedListener:
     def __init__(self, bound: BoundSocket, max_connections: int, exhaustion: Exhaustion) -> None:
         self._exhaustion = exhaustion
@@ -87,7 +71,7 @@ class LimitedListener:
         try:
             while True:
                 try:
-                    accepted, _ = self.bound_socket.socket.accept()
+                    return self.bound_socket.socket.accept()[0]
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
                         self._exhaustion.note(error)
@@ -96,8 +80,6 @@ class LimitedListener:
                         await anyio.wait_readable(self.bound_socket.socket)
                     else:
                         raise
-                else:
-                    return accepted
         except BaseException:
             self.release()
             raise
@@ -109,11 +91,10 @@ class LimitedListener:
         except anyio.WouldBlock:
             return None
         try:
-            accepted, _ = self.bound_socket.socket.accept()
+            return self.bound_socket.socket.accept()[0]
         except OSError:
             self.release()
             return None
-        return accepted
 
     def release(self) -> None:
         self._permits.release()

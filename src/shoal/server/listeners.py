@@ -35,6 +35,13 @@ class Tcp:
     host: str  # IPv4, IPv6, or a name
     port: int  # 0 for a free one
 
+    def bind(self) -> list[BoundSocket]:
+        """Binds a socket, or one to each address of a name; raises `OSError`."""
+        for _ in range(_FREE_PORTS_TRIED if self.port == 0 else 0):
+            with suppress(OSError):  # the port is free at the first address, but not at another
+                return _bind_names(self)
+        return _bind_names(self)
+
 
 @dataclass(frozen=True)
 class Unix:
@@ -43,12 +50,46 @@ class Unix:
     path: str
     mode: int = 0o600
 
+    def bind(self) -> list[BoundSocket]:
+        path = os.path.abspath(self.path)
+        lock = _lock(f"{path}.lock")
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _remove_stale(path)
+            bound.bind(path)
+            # No client can connect before listen().
+            os.chmod(path, self.mode)
+            made = os.lstat(path)
+        except BaseException as error:
+            bound.close()
+            _unlock(f"{path}.lock", lock)
+            if isinstance(error, OSError) and "too long" in str(error):
+                why = "a UNIX socket's path is too long"
+                raise OSError(errno.ENAMETOOLONG, why, path) from None
+            raise
+
+        def release() -> None:
+            with suppress(OSError):
+                current = os.lstat(path)
+                if (current.st_dev, current.st_ino) == (made.st_dev, made.st_ino):
+                    os.unlink(path)
+            _unlock(f"{path}.lock", lock)
+
+        return [BoundSocket(bound, release)]
+
 
 @dataclass(frozen=True)
 class Inherited:
     """A bound stream socket that this process inherited; the server closes it at the end."""
 
     fd: int
+
+    def bind(self) -> list[BoundSocket]:
+        bound = socket.socket(fileno=self.fd)
+        if bound.type != socket.SOCK_STREAM:
+            bound.detach()  # leave it open
+            raise OSError(errno.EPROTOTYPE, f"file descriptor {self.fd} is not a stream socket")
+        return [BoundSocket(bound)]
 
 
 Address: TypeAlias = Tcp | Unix | Inherited
@@ -89,22 +130,11 @@ class BoundSocket:
             release()
 
 
-def bind_all(address: Address) -> list[BoundSocket]:
-    """Binds a socket to an address, or one to each address of a name; raises `OSError`."""
-    match address:
-        case Tcp():
-            return _bind_tcp(address)
-        case Unix():
-            return [_bind_unix(address)]
-        case Inherited():
-            return [_inherit(address)]
-
-
 def bind_for_servers(address: ModelServerAddress) -> list[BoundSocket]:
     """Binds the address at which other Shoal servers forward batches; raises `OSError`."""
     if address.scheme == "unix":
-        return bind_all(Unix(address.path))
-    return bind_all(Tcp(address.host, address.port))
+        return Unix(address.path).bind()
+    return Tcp(address.host, address.port).bind()
 
 
 def host_and_port(address: Any) -> tuple[str, int] | None:
@@ -115,13 +145,6 @@ def host_and_port(address: Any) -> tuple[str, int] | None:
 def address_text(address: Any) -> str:
     host_port = host_and_port(address)
     return "a UNIX socket" if host_port is None else f"{host_port[0]}:{host_port[1]}"
-
-
-def _bind_tcp(address: Tcp) -> list[BoundSocket]:
-    for _ in range(_FREE_PORTS_TRIED if address.port == 0 else 0):
-        with suppress(OSError):  # the port is free at the first address, but not at another
-            return _bind_names(address)
-    return _bind_names(address)
 
 
 def _bind_names(address: Tcp) -> list[BoundSocket]:
@@ -161,41 +184,6 @@ def _bound_to(family: int, name: Any, *, is_only: bool) -> BoundSocket:
         bound.close()
         raise
     return BoundSocket(bound)
-
-
-def _inherit(address: Inherited) -> BoundSocket:
-    bound = socket.socket(fileno=address.fd)
-    if bound.type != socket.SOCK_STREAM:
-        bound.detach()  # leave it open
-        raise OSError(errno.EPROTOTYPE, f"file descriptor {address.fd} is not a stream socket")
-    return BoundSocket(bound)
-
-
-def _bind_unix(address: Unix) -> BoundSocket:
-    path = os.path.abspath(address.path)
-    lock = _lock(f"{path}.lock")
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        bound.bind(path)
-        # No client can connect before listen().
-        os.chmod(path, address.mode)
-        made = os.lstat(path)
-    except BaseException as error:
-        bound.close()
-        _unlock(f"{path}.lock", lock)
-        if isinstance(error, OSError) and "too long" in str(error):
-            raise OSError(errno.ENAMETOOLONG, "a UNIX socket's path is too long", path) from None
-        raise
-
-    def release() -> None:
-        with suppress(OSError):
-            current = os.lstat(path)
-            if (current.st_dev, current.st_ino) == (made.st_dev, made.st_ino):
-                os.unlink(path)
-        _unlock(f"{path}.lock", lock)
-
-    return BoundSocket(bound, release)
 
 
 def _lock(path: str) -> int:

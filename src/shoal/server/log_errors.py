@@ -17,33 +17,23 @@ _MOST_LINES: Final = 10
 _IN_S: Final = 60.0
 
 
-def log_failure(error: BaseException, message: str, *args: object, is_gone: bool = False) -> None:
-    """Logs an error; in one line if the client had disconnected before."""
-    # Middleware such as Starlette's raises if an application does not answer, but an application
-    # need not answer a client that has disconnected.
-    if is_gone:
-        name = type(error).__name__
-        _log.info(f"{message} after its client left: %s", *args, name)
-    else:
-        _log.error(message, *args, exc_info=error)
+def log_error(error: BaseException, message: str) -> None:
+    _log.error(message, exc_info=error)
 
 
 @contextmanager
 def contained(
-    message: str,
-    *args: object,
-    is_gone: Callable[[], bool] = bool,
-    log: Callable[..., object] = log_failure,
+    what: Any, log: Callable[[BaseException, Any], object] = log_error
 ) -> Generator[None]:
     """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
     try:
         yield
     except Exception as error:
-        log(error, message, *args, is_gone=is_gone())
+        log(error, what)
     except BaseExceptionGroup as group:
         failures, passing = group.split(Exception)
         if failures is not None:
-            log(failures, message, *args, is_gone=is_gone())
+            log(failures, what)
         if passing is not None:
             raise passing from None
 
@@ -62,10 +52,9 @@ class ClientFaults:
 
     def contained(self, client: str) -> AbstractContextManager[None]:
         """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
-        return contained(client, log=self._note)
+        return contained(client, self._note)
 
-    def _note(self, error: BaseException, client: str, *, is_gone: bool) -> None:
-        del is_gone  # the line is the same
+    def _note(self, error: BaseException, client: str) -> None:
         _log.debug("the connection from %s failed", client, exc_info=error)
         now = self._now()
         if now >= self._began_at + _IN_S:

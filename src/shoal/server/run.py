@@ -1,19 +1,18 @@
-"""The state and the outcome of one run of a server, and the listener of its worker processes."""
+"""The outcome of one run of a server, and what its listeners have in common."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+import anyio
 
 from shoal.server.listeners import Inherited, Tcp, Unix
 
 if TYPE_CHECKING:
-    import anyio
-
-    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
-    from shoal.asgi.lifespan import AppLifespan
     from shoal.server.connection_limit import LimitedListener
     from shoal.server.listeners import Address
     from shoal.server.shared import Shared
@@ -39,97 +38,59 @@ def address_of(options: HttpOptions) -> Address:
     return Tcp(options.host, options.port) if options.fd is None else Inherited(options.fd)
 
 
-# How long the application's lifespan may take to end if the drain has used up its time.
-LIFESPAN_MARGIN_S: Final = 2.0
+@dataclass(eq=False)
+class Listener:
+    """One address: its application, its socket, and the state that its connections share."""
 
+    # The server calls these methods in the order of `open`, `accept`, `announce_end`, `drain`,
+    # `abort`.
 
-@dataclass
-class ServerRun:
-    lifespan: AppLifespan | None
-    is_up: bool = False  # the application has started, and clients could connect
-    refused: OSError | None = None  # why the server can't listen at an address
-    finished_before: int = 0  # requests that had finished when the shutdown began
-    cut: int = 0  # requests that were cut off
-    took_s: float = 0.0
-
-    async def application_started(self) -> bool:
-        """Waits for the application's start; returns False if it failed."""
-        if self.lifespan is None:
-            return True
-        await self.lifespan.wait_started()
-        return self.lifespan.failure is None
-
-    async def end_application(self, graceful_timeout_s: float) -> None:
-        """Ends the lifespan within the time that the drain has left."""
-        if self.lifespan is None:
-            return
-        if self.is_up:
-            await self.lifespan.stop(max(graceful_timeout_s - self.took_s, LIFESPAN_MARGIN_S))
-        elif self.lifespan.failure is None:
-            self.lifespan = None  # it will be cancelled, which Starlette reports as a failure
-
-    def drained(self, finished: int) -> Drained:
-        """Returns the outcome; raises the error that prevented the start."""
-        failure = None if self.lifespan is None else self.lifespan.failure
-        if self.is_up:
-            served = finished - self.cut
-            return Drained(
-                started=True,
-                served=served,
-                finished=served - self.finished_before,
-                cut=self.cut,
-                took_s=self.took_s,
-                failure=None if failure is None else f"{failure}\n{failure.details}".rstrip(),
-            )
-        if failure is not None:
-            raise failure
-        if self.refused is not None:
-            raise self.refused
-        return Drained(started=False)
-
-
-class FrontEndListener(Protocol):
-    """A listener whose clients are accepted by worker processes, or by another server."""
-
-    # Beside it, the server has listeners of its own, and calls the same methods of both, in the
-    # order of `open`, `accept`, `announce_end`, `drain`, `abort`.
-
-    is_for_each_address: bool  # or for the first address of the application only
+    bound: LimitedListener
     shared: Shared
-    url: str
-    failure: str | None  # why no worker can serve any more
-    lost: int  # calls that it has cancelled, and that were not cut off
-    ended: anyio.Event  # set when all workers have ended, after a drain
+    on_listening: Callable[[], object]  # called once clients can connect
 
-    @property
-    def connections(self) -> CountedConnections | None: ...
-
-    @property
-    def on_listening(self) -> Callable[[str], object]: ...  # called with the URL
-
-    async def run(self) -> None:
-        """Keeps the workers running until the server drains and they have ended."""
+    failure: str | None = field(default=None, init=False)  # why it can't serve any more
+    # Calls that it has cancelled, and that were not cut off.
+    lost: int = field(default=0, init=False)
 
     async def open(self) -> None:
-        """Lets the workers accept clients; raises `OSError` if it can't listen."""
+        """Lets clients connect; raises `OSError` if it can't listen."""
+        self.bound.listen()
 
     async def accept(self) -> None:
-        """Waits until it is cancelled, while the workers accept clients."""
+        """Accepts clients until it is cancelled, unless others do that."""
+        await anyio.sleep_forever()
 
     def announce_end(self) -> None:
-        """Begins the drain, before the server cancels `accept`: the workers end by themselves."""
+        """Begins the drain, before the server cancels `accept`."""
+        # Every response from now on has "Connection: close", so that its client does not send the
+        # next request on a connection that is about to end.
+        self.shared.drain()
 
     def drain(self) -> None:
-        """Accepts the clients that the kernel still holds, unless the workers do that."""
+        """Accepts the clients that the kernel still holds, unless others do that."""
 
     def abort(self) -> None:
         """Closes the connections that are left by force; also called if none are."""
+        for connection in tuple(self.shared.connections):
+            connection.abort()
 
 
-# Makes the listener. The arguments: the socket, the state that requests share, a function for the
-# URL once clients can connect, the URL, and a function that is called if no worker can serve any
-# more.
+@dataclass(eq=False)
+class FrontEndListener(Listener):
+    """A listener whose clients are accepted by worker processes, or by another server."""
+
+    failed: Callable[[], object]  # to be called once it has a `failure`
+
+    is_for_each_address: ClassVar[bool]  # or for the first address of the application only
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Serves until the server drains and all workers have ended."""
+
+
+# Makes the listener. The arguments: the socket, the state that requests share, and two functions,
+# to call once clients can connect, and if no worker can serve any more.
 StartFrontEnds: TypeAlias = Callable[
-    ["LimitedListener", "Shared", Callable[[str], object], str, Callable[[], object]],
-    FrontEndListener,
+    ["LimitedListener", "Shared", Callable[[], object], Callable[[], object]], FrontEndListener
 ]

@@ -7,11 +7,16 @@ from collections.abc import Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import anyio.lowlevel
+
 from shoal.failures.exceptions import must_propagate
+from shoal.server.access_log import AccessLogLine
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from starlette.types import Message, Scope
 
     from shoal.loops.parking import Parking
 
@@ -40,8 +45,22 @@ class ServedCall(Mapping[str, Any]):
     # The status that the server has sent in place of the application, and the size of its body.
     refusal = refused_size = 0
     _sends = 0
-    _is_cut_off = False
+    _is_cut_off = _has_sent_disconnect = False
     _on_left: Callable[[], object] | None = None
+    log: AccessLogLine | None = None  # with an access log only
+
+    def begin_log(self) -> None:
+        self.log = AccessLogLine()
+        self.offered = (*self.offered, "note_trace")
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        if self.log is not None:
+            self.log.trace_ids = ids
+
+    def write_log(self, scope: Scope) -> None:
+        if self.log is not None:
+            self.log.note_refusal(self.refusal, self.refused_size)
+            self.log.write(scope)
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets a callback for a disconnect, or a call cut off; it must not raise or block."""
@@ -66,12 +85,38 @@ class ServedCall(Mapping[str, Any]):
     @property
     def is_local(self) -> bool:
         """Whether only clients on this machine can reach the server."""
-        return bool(self._shared.is_local)
+        return bool(self._shared.guard.is_local)
 
     @property
     def client_disconnected(self) -> bool:
         """Whether the client has disconnected before the end of the response."""
         return self.is_over and not self.is_complete
+
+    def log_failure(self, error: BaseException, path: bytes) -> None:
+        """Logs an error of the application; in one line if the client had disconnected before."""
+        # Middleware such as Starlette's raises if an application does not answer, but it need not
+        # answer a client that has disconnected. The path is as sent: printable ASCII, so it can't
+        # forge a line of the log.
+        if self.client_disconnected:
+            said = "the application failed on %r after its client left: %s"
+            _log.info(said, path, type(error).__name__)
+        else:
+            _log.error("the application failed on %r", path, exc_info=error)
+
+    async def _disconnect(self, message: Message) -> Message:
+        """Returns the message for a disconnect; a checkpoint if the application has it already."""
+        # An application that ignores the disconnect must not block the event loop.
+        if self._has_sent_disconnect:
+            await anyio.lowlevel.checkpoint()
+        self._has_sent_disconnect = True
+        return message
+
+    def ask_to_end(self) -> bool:
+        """Asks the application to end its response; returns False if 503 must be the response."""
+        if self._is_cut_off or self.is_over:
+            return True
+        self._is_cut_off = True
+        return self._call_back() or self.has_begun
 
     def _call_back(self) -> bool:
         """Notifies the application; returns False if it has set no callback."""

@@ -20,22 +20,23 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
-from shoal.asgi.extensions import ConnectionCounts
+from shoal.asgi.extensions import ConnectionCounts, CountedConnections
 from shoal.asgi.headers import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
-from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
+from shoal.server.connection_limit import Exhaustion, LimitedListener
 from shoal.server.http1.connection import Http1Connection
-from shoal.server.listeners import AppAddress, bind_all
+from shoal.server.listeners import AppAddress
 from shoal.server.proxies import ProxyHeaders
-from shoal.server.run import Drained, ServerRun, WorkersFailed, address_of
+from shoal.server.run import Drained, Listener, WorkersFailed, address_of
 from shoal.server.shared import Shared
 from shoal.server.tls import TlsTransport, tls_of
 from shoal.server.transport import Transport, new_poller
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
-    from shoal.asgi.extensions import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.http1.head import HeadParser
     from shoal.server.run import FrontEndListener, StartFrontEnds
@@ -60,6 +60,8 @@ _log = logging.getLogger("shoal.server")
 
 _ACCEPTED_AT_ONCE: Final = 64
 _LOADED_AFTER_S: Final = 2.0
+# How long the application's lifespan may take to end if the drain has used up its time.
+_LIFESPAN_MARGIN_S: Final = 2.0
 
 
 async def serve(
@@ -108,25 +110,27 @@ async def serve(
     Cancellation: Closes everything at once, without a drain.
     """
     main = AppAddress(address=address_of(options), app=app, on_listening=on_listening)
+    server = _Server(
+        options,
+        AppLifespan(app) if lifespan else None,
+        tls or tls_of(options),
+        load_later,
+        accepts_at_once,
+        front_ends,
+        counts or ConnectionCounts(options.max_connections),
+        answers_early,
+    )
+    exhaustion = Exhaustion()
+    addresses: list[tuple[AppAddress, LimitedListener]] = []
     with ExitStack() as open_sockets:
-        server = _Server(
-            options,
-            AppLifespan(app) if lifespan else None,
-            tls or tls_of(options),
-            load_later,
-            accepts_at_once,
-            front_ends,
-            counts or ConnectionCounts(options.max_connections),
-            answers_early,
-        )
-        exhaustion = Exhaustion()
         for at in (main, *extra_addresses):
-            for number, each in enumerate(bind_all(at.address)):
+            for number, each in enumerate(at.address.bind()):
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
                 # A name may have several addresses. Only the first is reported.
-                server.add(at if number == 0 else replace(at, on_listening=_ignore), bound)
-        await server.run(shutdown)
+                one = at if number == 0 else replace(at, on_listening=_ignore)
+                addresses.append((one, bound))
+        await server.run(addresses, shutdown)
     return server.drained()
 
 
@@ -161,20 +165,13 @@ def switch_protocol(
 
 
 @dataclass(eq=False)
-class _Listener:
-    """One address: its application, its socket, and the state that its connections share."""
+class _OwnListener(Listener):
+    """A listener whose clients this process accepts."""
 
-    on_listening: Callable[[str], object]
-    url: str
-    bound: LimitedListener
-    shared: Shared
     poller: EpollPoller | TaskPoller
     tls: SSLContext | None
     counts: ConnectionCounts
     accepts_at_once: int
-
-    async def open(self) -> None:
-        self.bound.listen()
 
     async def accept(self) -> None:
         while True:
@@ -186,21 +183,12 @@ class _Listener:
                     break
                 self._serve_client(client)
 
-    def announce_end(self) -> None:
-        # Every response from now on has "Connection: close", so that its client does not send the
-        # next request on a connection that is about to end.
-        self.shared.drain()
-
     def drain(self) -> None:
         while (client := self.bound.accept_waiting()) is not None:
             self._serve_client(client)
         self.bound.close()
         for connection in tuple(self.shared.connections):
             connection.drain()
-
-    def abort(self) -> None:
-        for connection in tuple(self.shared.connections):
-            connection.abort()
 
     def _serve_client(self, client: socket.socket) -> None:
         transport = Transport(client, self.poller, self.counts)
@@ -225,12 +213,15 @@ class _Server:
 
     def __post_init__(self) -> None:
         self._is_listening = False
-        self._front_ends: list[FrontEndListener] = []
-        self._bound: list[tuple[AppAddress, LimitedListener]] = []
-        self._listeners: list[_Listener | FrontEndListener] = []
+        self._is_up = False  # the application has started, and clients could connect
+        self._refused: OSError | None = None  # why it can't listen at an address
+        self._finished_before = 0  # requests that had finished when the shutdown began
+        self.cut = 0  # requests that were cut off
+        self._took_s = 0.0  # from the shutdown until the last connection had ended
+        self._listeners: list[Listener] = []
+        self._front_ends: list[FrontEndListener] = []  # those among them
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
-        self._outcome = ServerRun(self.lifespan)
         self._parking = parking_of_this_loop()
         self._timeouts = LoopTimers(self._parking)
         self._poller = new_poller(self._parking)
@@ -238,10 +229,11 @@ class _Server:
         self._counts: dict[str, CountedConnections] = {}
         self._own_counts = {"main": self.main_counts}
 
-    def add(self, at: AppAddress, bound: LimitedListener) -> None:
-        self._bound.append((at, bound))
-
-    async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
+    async def run(
+        self,
+        addresses: Sequence[tuple[AppAddress, LimitedListener]],
+        shutdown: Callable[[], Awaitable[object]],
+    ) -> None:
         drain_began_at = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             if self.lifespan is not None:
@@ -249,11 +241,14 @@ class _Server:
             tasks.start_soon(self._wait_for, shutdown)
             tasks.start_soon(self._poller.run)
             tasks.start_soon(self._timeouts.run)
-            async with anyio.create_task_group() as connections:
-                for at, bound in self._bound:
+            async with (
+                anyio.create_task_group() as front_ends,
+                anyio.create_task_group() as connections,
+            ):
+                for at, bound in addresses:
                     self._listeners.append(self._new_listener(at, bound, connections))
                 for front_end in self._front_ends:
-                    tasks.start_soon(front_end.run)
+                    front_ends.start_soon(front_end.run)
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
                     async with anyio.create_task_group() as accepting:
@@ -264,29 +259,49 @@ class _Server:
                     for opened in self._listeners:
                         opened.drain()
                     await self._wait_closed()
-            for front_end in self._front_ends if self._is_listening else ():
-                await front_end.ended.wait()
-            self._outcome.took_s = anyio.current_time() - drain_began_at
-            await self._outcome.end_application(self.options.graceful_timeout_s)
+                else:
+                    front_ends.cancel_scope.cancel()
+            self._took_s = anyio.current_time() - drain_began_at
+            if self.lifespan is not None and self._is_up:
+                left_s = self.options.graceful_timeout_s - self._took_s
+                await self.lifespan.stop(max(left_s, _LIFESPAN_MARGIN_S))
+            elif self.lifespan is not None and self.lifespan.failure is None:
+                self.lifespan = None  # its cancellation, which Starlette reports, is no failure
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
-        failure = next((one.failure for one in self._front_ends if one.failure is not None), None)
-        if failure is not None and not self._outcome.is_up:
+        """Returns the outcome; raises the error that prevented the start."""
+        failure = next((one.failure for one in self._listeners if one.failure is not None), None)
+        error = None if self.lifespan is None else self.lifespan.failure
+        if self._is_up:
+            if failure is None and error is not None:
+                failure = f"{error}\n{error.details}".rstrip()
+            self.cut += self._lost()
+            served = self._finished() - self.cut
+            return Drained(
+                started=True,
+                served=served,
+                finished=served - self._finished_before,
+                cut=self.cut,
+                took_s=self._took_s,
+                failure=failure,
+            )
+        if failure is not None:
             raise WorkersFailed(failure)
-        self._outcome.cut += self._lost()
-        drained = self._outcome.drained(self._finished())
-        return drained if failure is None else replace(drained, failure=failure)
+        if error is not None:
+            raise error
+        if self._refused is not None:
+            raise self._refused
+        return Drained(started=False)
 
     def _new_listener(
         self, at: AppAddress, bound: LimitedListener, connections: TaskGroup
-    ) -> _Listener | FrontEndListener:
+    ) -> Listener:
         tls = None if at.is_admin else self.tls
         options, name = self.options, bound.bound_socket.socket.getsockname()
         if at.is_admin and isinstance(name, (str, bytes)):
             # The names are those of the public address; a page can't use the operator's socket.
             options = replace(options, allowed_hosts=(), allowed_origins=())
-        guard = RequestGuard(options, name)
         shared = Shared(
             at.app,
             self.options,
@@ -295,25 +310,25 @@ class _Server:
             self._timeouts,
             connections,
             "http" if tls is None else "https",
-            None if guard.allows_all else guard,
+            RequestGuard(options, name),
             None if at.is_admin else ProxyHeaders.of(self.options),
             self._counts,
-            guard.is_private,
         )
         url = bound.bound_socket.url.replace("http:", f"{shared.scheme}:", 1)
+        on_listening = partial(at.on_listening, url)
         # Further addresses of the application are served by this process, or each by its own.
         is_next = not self._front_ends or self._front_ends[0].is_for_each_address
         if self.start_front_ends is not None and is_next and not at.is_admin:
-            front_end = self.start_front_ends(bound, shared, at.on_listening, url, self._shut_down)
-            if front_end.connections is not None:
-                self._counts["main"] = front_end.connections
+            front_end = self.start_front_ends(bound, shared, on_listening, self._shut_down)
+            if isinstance(front_end, CountedConnections):
+                self._counts["main"] = front_end
             self._front_ends.append(front_end)
             return front_end
         word = "admin" if at.is_admin else "main"
         counts = self._own_counts.setdefault(word, ConnectionCounts(self.options.max_connections))
         self._counts.setdefault(word, counts)
-        return _Listener(
-            at.on_listening, url, bound, shared, self._poller, tls, counts, self.accepts_at_once
+        return _OwnListener(
+            bound, shared, on_listening, self._poller, tls, counts, self.accepts_at_once
         )
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
@@ -322,25 +337,26 @@ class _Server:
 
     def _shut_down(self) -> None:
         # At once: requests that the shutdown itself affects may be answered very soon.
-        self._outcome.finished_before = self._finished() - self._lost()
+        self._finished_before = self._finished() - self._lost()
         for listener in self._listeners:
             listener.announce_end()
         self._until_shutdown.cancel()
 
     async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
         if self.answers_early:
-            is_up = await self._listen(accepting) and await self._outcome.application_started()
+            is_up = await self._listen(accepting) and await self._has_started()
         else:
-            is_up = await self._outcome.application_started() and await self._listen(accepting)
+            is_up = await self._has_started() and await self._listen(accepting)
         if not is_up:
             self._shut_down()
             return
-        self._outcome.is_up = True
-        if not self._front_ends:
-            check_descriptors(self.options.max_connections)
+        self._is_up = True
         for listener in self._listeners:
-            listener.on_listening(listener.url)
+            listener.on_listening()
         tasks.start_soon(self._load)
+
+    async def _has_started(self) -> bool:
+        return self.lifespan is None or await self.lifespan.wait_started() is None
 
     async def _load(self) -> None:
         # The clients that waited for the start are answered first.
@@ -356,7 +372,7 @@ class _Server:
             for listener in self._listeners:
                 await listener.open()
         except OSError as error:
-            self._outcome.refused = error
+            self._refused = error
             return False
         self._is_listening = True
         for listener in self._listeners:
@@ -374,7 +390,7 @@ class _Server:
         try:
             await self._draining.wait()
             await anyio.sleep(self.options.graceful_timeout_s)
-            self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
+            self.cut = sum(listener.shared.running for listener in self._listeners)
             for listener in self._listeners:
                 listener.shared.end_early()
             with anyio.move_on_after(Shared.last_words_s):
@@ -388,4 +404,4 @@ class _Server:
         return sum(listener.shared.calls_finished for listener in self._listeners)
 
     def _lost(self) -> int:
-        return sum(one.lost for one in self._front_ends)
+        return sum(listener.lost for listener in self._listeners)

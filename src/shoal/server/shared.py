@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import anyio
 import anyio.lowlevel
 
-from shoal.server.access_log import Refusals
-from shoal.server.log_errors import ClientFaults
+from shoal.server.access_log import AccessLogLine
+from shoal.server.log_errors import ClientFaults, contained
+from shoal.server.served_call import run_contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking
     from shoal.loops.timers import LoopTimers
     from shoal.server.proxies import ProxyHeaders
+    from shoal.server.served_call import ServedConnection
 
 
 @dataclass(eq=False)
@@ -36,11 +38,10 @@ class Shared:
     timeouts: LoopTimers
     tasks: TaskGroup
     scheme: str
-    guard: RequestGuard | None = None  # None if no request is refused
+    guard: RequestGuard
     proxies: ProxyHeaders | None = None
     # Of all addresses of the server, by "main" or "admin".
     counts: Mapping[str, CountedConnections] = field(default_factory=dict[str, Any])
-    is_local: bool = False  # only clients on this machine can reach it, as far as is known
 
     # How long the server goes on reading from a connection after it has shut down its own side.
     linger_s: ClassVar = 2.0
@@ -51,7 +52,8 @@ class Shared:
     last_words_s: ClassVar = 1.0
 
     def __post_init__(self) -> None:
-        self.refusals = Refusals(self.app, self.proxies, is_logged=self.options.access_log)
+        known: Any = self.app
+        self._count = known.count_refusal if hasattr(type(self.app), "count_refusal") else None
         self.context = copy_context()  # each call of the application gets a copy of it
         self.new_waiter = self.parking.new_waiter
         self.wake = self.parking.wake
@@ -75,6 +77,31 @@ class Shared:
                 self._closed = anyio.Event()
             await self._closed.wait()
 
+    def start_task(self, connection: ServedConnection) -> None:
+        """Starts a task of a connection, outside of the context of the caller's application."""
+        self.context.run(self.tasks.start_soon, run_contained, connection, self.parking)
+
+    # The server refuses requests that are malformed, for another host, or too slow. The application
+    # never sees them. If it has a method `count_refusal`, this is called with the status and the
+    # seconds that the request took.
+
+    def count_refusal(self, status: int, took_s: float = 0.0) -> None:
+        if self._count is not None:
+            with contained("a refused request could not be counted"):
+                self._count(status, took_s)
+
+    def note_refusal(self, scope: Scope, status: int, size: int, took_s: float = 0.0) -> None:
+        """Counts and logs a refusal; the scope's ``method`` and ``path`` may be None."""
+        self.count_refusal(status, took_s)
+        if not self.options.access_log:
+            return
+        scope = {**scope, "headers": list(scope["headers"])}
+        if self.proxies is not None and scope["path"] is not None:
+            self.proxies.complete(scope)
+        line = AccessLogLine(took_s)
+        line.note_refusal(status, size)
+        line.write(scope)
+
     def drain(self) -> None:
         self.is_draining = True
         self.idle_s = self.late_request_s
@@ -86,7 +113,7 @@ class Shared:
             connection.end_early()
 
     async def _refuse(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        self.refusals.count(503)
+        self.count_refusal(503)
         kind = "websocket.http" if scope["type"] == "websocket" else "http"
         headers = [(b"content-length", b"0")]
         await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
@@ -97,28 +124,6 @@ class Shared:
         if not self.connections and self._closed is not None:
             self._closed.set()
             self._closed = None
-
-
-class Change:
-    """Wakes tasks; each task then checks for itself whether its condition holds."""
-
-    __slots__ = ("_shared", "_waiters")
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._waiters: list[Any] = []
-
-    def signal(self) -> None:
-        for waiter in self._waiters:
-            self._shared.wake(waiter)
-
-    async def wait(self) -> None:
-        waiter = self._shared.new_waiter()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
 
 
 # Parsing a frame of HTTP/2 takes a tenth of a millisecond, and each connection has a task for it. A

@@ -97,7 +97,6 @@ async def _serve(
     code = 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_heed_sigterm, front_end)
-        serving = anyio.CancelScope()
 
         async def follow() -> None:
             nonlocal code
@@ -108,15 +107,10 @@ async def _serve(
             front_end.lose()
             front_end.must_drain.set()
             if not front_end.may_serve.is_set():
-                serving.cancel()
-
-        async def end_by_force() -> None:
-            await front_end.must_end.wait()
-            serving.cancel()
+                front_end.serving.cancel()
 
         tasks.start_soon(follow)
-        tasks.start_soon(end_by_force)
-        with serving:
+        with front_end.serving:
             channel.post("ready")
             await front_end.may_serve.wait()
             skip_what_was_loaded()

@@ -15,6 +15,7 @@ own server is the default.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -25,18 +26,16 @@ from hypercorn.config import Config
 
 from shoal.asgi.extensions import GUARDED
 from shoal.asgi.headers import PROBLEM_JSON, BadRequest
-from shoal.failures.exceptions import alone
-from shoal.server.access_log import AccessLog
+from shoal.failures.exceptions import alone, first_of
+from shoal.server.access_log import AccessLogLine
+from shoal.server.run import FrontEndListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.connection_limit import LimitedListener
     from shoal.server.run import StartFrontEnds
-    from shoal.server.shared import Shared
     from shoal.serving.app_file.server import EventLoopName
 
 NAME: Final = f"Hypercorn {version('hypercorn')}"
@@ -49,7 +48,7 @@ _SERVICE_RESTART: Final = 1012  # a close code of WebSocket
 
 
 def on_hypercorn(event_loop: EventLoopName) -> StartFrontEnds:
-    return partial(_HypercornListener, import_module(f"hypercorn.{event_loop}"))
+    return partial(_HypercornListener, hypercorn=import_module(f"hypercorn.{event_loop}"))
 
 
 def _config(options: HttpOptions, bound: LimitedListener) -> Config:
@@ -72,30 +71,15 @@ def _config(options: HttpOptions, bound: LimitedListener) -> Config:
     return config
 
 
-class _HypercornListener:
+@dataclass(eq=False)
+class _HypercornListener(FrontEndListener):
     """Hypercorn at one socket: to the server a listener, and all of its connections at once."""
 
-    is_for_each_address = True
-    connections = None
+    hypercorn: Any  # its module for the event loop
 
-    def __init__(
-        self,
-        hypercorn: Any,
-        bound: LimitedListener,
-        shared: Shared,
-        on_listening: Callable[[str], object],
-        url: str,
-        failed: Callable[[], object],
-    ) -> None:
-        self.shared = shared
-        self.on_listening = on_listening
-        self.url = url
-        self.failure: str | None = None
-        self.lost = 0
-        self.ended = anyio.Event()
-        self._hypercorn = hypercorn
-        self._bound = bound
-        self._failed = failed
+    is_for_each_address = True
+
+    def __post_init__(self) -> None:
         self._may_serve = anyio.Event()
         self._is_up = anyio.Event()
         self._draining = anyio.Event()
@@ -107,8 +91,8 @@ class _HypercornListener:
             with self._run:
                 await self._may_serve.wait()
                 self.shared.connections.add(self)
-                config = _config(self.shared.options, self._bound)
-                await self._hypercorn.serve(
+                config = _config(self.shared.options, self.bound)
+                await self.hypercorn.serve(
                     self, config, shutdown_trigger=self._until_drain, mode="asgi"
                 )
         except Exception as error:
@@ -118,10 +102,9 @@ class _HypercornListener:
             if not has_drained:
                 cause = alone(error)
                 self.failure = f"Hypercorn has ended: {type(cause).__name__}: {cause}"
-                self._failed()
+                self.failed()
         finally:
             self.shared.remove(self)
-            self.ended.set()
 
     async def _until_drain(self) -> None:  # which Hypercorn calls once it listens
         self._is_up.set()
@@ -131,16 +114,10 @@ class _HypercornListener:
         self._may_serve.set()
         await self._is_up.wait()
 
-    async def accept(self) -> None:
-        await anyio.sleep_forever()
-
     def announce_end(self) -> None:
         self._draining.set()
         if not self._may_serve.is_set():
             self._run.cancel()
-
-    def drain(self) -> None:
-        """Does nothing: Hypercorn drains already."""
 
     def end_early(self) -> None:
         for call in tuple(self._calls):
@@ -158,29 +135,32 @@ class _HypercornListener:
         shared = self.shared
         app = shared.app
         try:
-            if shared.guard is not None:
-                shared.guard.check_headers(scope.get("method", ""), scope["headers"])
+            shared.guard.check_headers(scope.get("method", ""), scope["headers"])
         except BadRequest as refused:
             app = partial(_answer, refused)
-        if shared.options.access_log:
-            app = AccessLog(app, is_answered_for=True)
         extensions: dict[str, Any] = {**scope["extensions"], GUARDED: {}}
         scope = {**scope, "state": shared.state.copy(), "extensions": extensions}
         if shared.proxies is not None:
             shared.proxies.complete(scope)
         messages = _Messages(scope, receive, send)
+        status = 500  # of Hypercorn's response, if the application sends none
         with anyio.CancelScope() as call:
             self._calls.add(call)
             shared.calls_started += 1
             try:
                 await app(scope, messages.receive, messages.send)
             except anyio.get_cancelled_exc_class():
+                status = 503
                 if not call.cancel_called:  # Hypercorn has cancelled it
+                    status = 0
                     self.lost += 1
                 raise
             finally:
                 self._calls.remove(call)
                 shared.calls_finished += 1
+                if shared.options.access_log:
+                    messages.log.note_refusal(status)
+                    messages.log.write(scope)
         if call.cancelled_caught:
             if not messages.has_begun:
                 error = BadRequest(503, "The server is shutting down.")
@@ -197,6 +177,7 @@ class _Messages:
         self._send = send
         self._request_ended = anyio.Event()
         self.has_begun = False
+        self.log = AccessLogLine()
         if scope["type"] != "http" or scope["http_version"] != "2":
             self._request_ended.set()
 
@@ -208,12 +189,11 @@ class _Messages:
 
     async def send(self, message: Message) -> None:
         self.has_begun = True
+        self.log.note(message)
         is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if is_last and not self._request_ended.is_set():
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._drop_rest)
-                await self._request_ended.wait()  # another task may receive it
-                tasks.cancel_scope.cancel()
+            # Another task may receive the end.
+            await first_of(self._drop_rest, self._request_ended.wait)
         await self._send(message)
 
     async def _drop_rest(self) -> None:

@@ -22,6 +22,7 @@ from shoal.commands.support.loading import shoal_app_in
 from shoal.commands.support.output import CommandError, as_mistakes, say
 from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, NotAllowed, StateRefused
+from shoal.failures.exceptions import first_of
 from shoal.failures.hints import server_hint
 from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.definition import keeping_loggers_on
@@ -176,11 +177,8 @@ async def _serve_until_drained(
         await is_up.wait()
         if shoal_app is not None and shoal_app.controller is not None:
             await shoal_app.controller.wait_ending()
-            signals.ask()
-
-    async def until_over() -> None:
-        await run.wait_over()
-        signals.ask()
+        else:
+            await anyio.sleep_forever()
 
     def say_where(url: str) -> None:
         say(f"Shoal serving {run.spec} on {url}{by}")
@@ -200,12 +198,9 @@ async def _serve_until_drained(
         _notify("READY=1")
 
     async def shutdown() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_ending)
-            tasks.start_soon(until_over)
-            await signals.shutdown.wait()
-            _notify("STOPPING=1")
-            tasks.cancel_scope.cancel()
+        await first_of(signals.shutdown.wait, run.wait_over, until_ending)
+        signals.ask()
+        _notify("STOPPING=1")
         begin_drain = getattr(run.app, "begin_drain", getattr(shoal_app, "begin_drain", None))
         if callable(begin_drain):
             with contained("begin_drain failed"):

@@ -36,11 +36,12 @@ import anyio
 
 from shoal.commands.support.output import CommandError, as_mistakes, say
 from shoal.core.extras import need
-from shoal.server.listeners import Address, bind_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from shoal.server.listeners import Address
 
 
 _BACKLOG: Final = 1024
@@ -81,7 +82,7 @@ def serve_versions(
         if not directory.is_dir():
             raise CommandError(f"--reload-dir: {directory} is not a directory")
     try:
-        bound = bind_all(address)
+        bound = address.bind()
     except OSError as error:
         where = error.filename or " port ".join(map(str, vars(address).values()))
         raise CommandError(f"can't listen at {where}: {error.strerror or error}", 1) from None

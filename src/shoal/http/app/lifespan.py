@@ -67,9 +67,9 @@ class Mounted:
     async def start(self, tasks: TaskGroup) -> None:
         self._lifespan = lifespan = AppLifespan(self.app)
         tasks.start_soon(lifespan.run)
-        await lifespan.wait_started()
-        if lifespan.failure is not None:
-            raise lifespan.failure
+        failure = await lifespan.wait_started()
+        if failure is not None:
+            raise failure
 
     async def stop(self) -> None:
         lifespan, self._lifespan = self._lifespan, None

@@ -71,8 +71,8 @@ class Exchange:
     calls: EndpointCalls | None = None
     # Counted once, whatever else fails, such as further lines of one request.
     _has_failed = False
-    # Middleware that may change a body replaces `receive` or `send`, and so does the access log.
-    # What bypasses these functions is used only if they are the server's own.
+    # Middleware that may change a body replaces `receive` or `send`. What bypasses these functions
+    # is used only if they are the server's own.
     _offered: Mapping[str, Any] | None = None  # the extension `DISCONNECT`
     front_end: Mapping[str, Any] | None = None  # the extension `DECODED`, with its own `receive`
     # The number of a decoder of the front end, and the item that it made of the body.

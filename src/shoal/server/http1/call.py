@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Message
 
+    from shoal.loops.parking import Bell
     from shoal.server.http1.head import HeadParser
-    from shoal.server.shared import Change, Shared
+    from shoal.server.shared import Shared
     from shoal.server.tls import TlsTransport
     from shoal.server.transport import Transport
 
@@ -69,7 +70,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class CallConnection(Protocol):
     received: bytes | bytearray
     shared: Shared
-    changed: Change
+    bell: Bell
     transport: Transport | TlsTransport
 
     def send(self, data: bytes) -> None: ...
@@ -94,9 +95,10 @@ class Http1Call(ServedCall):
     _shared: Shared
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
-    _expects = _has_sent_disconnect = _is_chunked = False
+    _expects = _is_chunked = False
     _received = 0  # bytes of the body, since the client had the whole time
     _waited_s = 0.0  # for the body, since then
+    _heartbeat: Heartbeat | None = None
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
@@ -110,12 +112,10 @@ class Http1Call(ServedCall):
         self.keeps_alive = parser.keeps_alive
         # `is_detached`: the connection continues without waiting for the application.
         self.is_over = self.is_complete = self.has_begun = self.is_detached = False
-        self._is_cut_off = False
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = True
         self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
-        self._heartbeat: Heartbeat | None = None
         received = connection.received
         if len(received) == parser.length:
             self._unread = bytes(received)
@@ -139,13 +139,9 @@ class Http1Call(ServedCall):
             if body:
                 self._unread = b""
                 return {"type": "http.request", "body": body, "more_body": True}
-        if self._has_sent_disconnect:
-            # An application that ignores the disconnect must not block the event loop.
-            await anyio.lowlevel.checkpoint()
         while not (self.is_over or self.is_complete):
-            await self._connection.changed.wait()
-        self._has_sent_disconnect = True
-        return {"type": "http.disconnect"}
+            await self._connection.bell.change()
+        return await self._disconnect({"type": "http.disconnect"})
 
     async def _wait_for_body(self) -> None:
         connection, now = self._connection, self._shared.timeouts.now
@@ -164,13 +160,15 @@ class Http1Call(ServedCall):
             began = now()
             left_s = self._shared.options.body_timeout_s - self._waited_s
             if connection.awaits("a body", left_s):
-                await connection.changed.wait()
+                await connection.bell.change()
             else:
                 await anyio.lowlevel.checkpoint()
             self._waited_s += now() - began
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
+        if self.log is not None:
+            self.log.note(message)
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
@@ -236,6 +234,8 @@ class Http1Call(ServedCall):
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once; does nothing before its begin and after its end."""
         if self.has_begun and not self.is_complete:
+            if self.log is not None:
+                self.log.note_size(len(data))
             self._connection.send(self._part(data, is_last=False))
 
     # The server's side.
@@ -253,11 +253,6 @@ class Http1Call(ServedCall):
         self.refusal = status
         self.refused_size = size
         self.disconnected()
-
-    def end_early(self) -> bool:
-        """Asks the application to end its response; returns False if it can't be asked."""
-        self._is_cut_off = True
-        return self._call_back() or self.has_begun
 
     # Both.
 
@@ -337,7 +332,7 @@ class Http1Call(ServedCall):
         connection = self._connection
         # The connection may be sending the next response already when this task runs.
         while connection.transport.unsent and not (self.is_over or self.is_detached):
-            await connection.changed.wait()
+            await connection.bell.change()
         return not self.is_over
 
 

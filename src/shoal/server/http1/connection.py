@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import BadRequest
-from shoal.server.access_log import AccessLog
+from shoal.loops.parking import Bell
 from shoal.server.http1.call import Http1Call, error_answer
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
-from shoal.server.log_errors import log_failure
-from shoal.server.served_call import TaskState, run_contained
-from shoal.server.shared import Change
+from shoal.server.served_call import TaskState
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
@@ -59,11 +57,11 @@ class Http1Connection(Receiver):
         self.transport = transport
         self._released: Callable[[], object] | None = released
         self._switch_protocol = switch_protocol
-        self.changed = Change(shared)  # data has arrived, the kernel has room, or an end
-        self.waiter: Any = None  # of the connection's task, once it has waited for a head
+        # Data has arrived, the kernel has room, or an end. Its `waiter` is that of the connection's
+        # task, once this has waited for a head.
+        self.bell = Bell(shared.parking)
         self._parser = HeadParser(shared.options)
         self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
-        self._known_host: bytes | None = None  # of a request that the guard has allowed
         self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
         self._awaited = ""  # the input that the deadline is for; empty for none
@@ -91,7 +89,7 @@ class Http1Connection(Receiver):
 
     def end_early(self) -> None:
         """Asks the application to end its response, or answers 503."""
-        if self._call is not None and not self._call.end_early():
+        if self._call is not None and not self._call.ask_to_end():
             self._answer_with_error(503)
 
     def abort(self) -> None:
@@ -112,13 +110,13 @@ class Http1Connection(Receiver):
             self.received = data
         if len(self.received) >= _MOST_HELD:
             self.transport.pause()
-        call = self._call
+        call, bell = self._call, self.bell
         if call is not None:
             if call.is_complete:
                 self._leave_behind(call)
-            self.changed.signal()
-        elif self.waiter is not None:
-            self.shared.wake(self.waiter)
+            bell.ring()
+        elif bell.waiter is not None:
+            self.shared.wake(bell.waiter)
 
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
@@ -127,7 +125,7 @@ class Http1Connection(Receiver):
             self._close()
 
     def all_sent(self) -> None:
-        self.changed.signal()
+        self.bell.ring()
 
     def connection_lost(self) -> None:
         self._close()
@@ -166,12 +164,11 @@ class Http1Connection(Receiver):
 
     def _start_task(self) -> None:
         self._tasks += 1
-        # Not in the context of the application, which may have changed its task's context.
-        shared = self.shared
-        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
+        self.shared.start_task(self)
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
+        proxies, is_logged = shared.proxies, shared.options.access_log
         before = TaskState(shared.parking)
         await self._end_last()
         while True:
@@ -181,7 +178,7 @@ class Http1Connection(Receiver):
                 if transport.is_paused:
                     transport.resume()  # over TLS, data may come at once
                 else:
-                    await shared.parking.park(self)
+                    await shared.parking.park(self.bell)
             # No variable refers to the received bytes, so that a waiting task does not keep them.
             if parser.last and self.received.startswith(parser.last):
                 self.received = self.received[len(parser.last) :]
@@ -196,16 +193,15 @@ class Http1Connection(Receiver):
                 "state": shared.state.copy(),
                 "extensions": {SERVER: shared.counts, DISCONNECT: call},
             }
-            if shared.proxies is not None:
-                shared.proxies.complete(scope)
-            app = AccessLog(shared.app) if shared.options.access_log else shared.app
+            if proxies is not None:
+                proxies.complete(scope)
+            if is_logged:
+                call.begin_log()
             shared.calls_started += 1
             try:
-                await app(scope, call.receive, call.send)
+                await shared.app(scope, call.receive, call.send)
             except Exception as error:
-                # The raw path is printable ASCII, so it can't forge a line of the log.
-                path, is_gone = call.line.raw_path, call.client_disconnected
-                log_failure(error, "the application failed on %r", path, is_gone=is_gone)
+                call.log_failure(error, call.line.raw_path)
             except BaseException:
                 self.abort()
                 raise
@@ -216,6 +212,8 @@ class Http1Connection(Receiver):
                         self.abort()  # the client must not take it for the whole response
                     else:
                         self._answer_with_error(503 if call.is_cut_off() else 500)
+                if is_logged:
+                    call.write_log(scope)
             if call.is_detached:
                 return True  # another task has continued
             if not before.is_unchanged():
@@ -227,7 +225,7 @@ class Http1Connection(Receiver):
                 await self._end_last()
             del call, scope  # nothing refers to a request while this task waits
         while not self._is_closed:
-            await self.changed.wait()
+            await self.bell.change()
         return True
 
     def ended(self, *, is_reusable: bool) -> None:
@@ -252,7 +250,7 @@ class Http1Connection(Receiver):
         if last is not None:
             last.is_detached = True  # whether it has returned or not
         while self.transport.unsent and not self._is_ending:
-            await self.changed.wait()
+            await self.bell.change()
         self._call = None
         if last is not None and not last.keeps_alive:
             await self._finish(is_client_done=not last.reads_body)
@@ -275,7 +273,7 @@ class Http1Connection(Receiver):
                 searched = len(data)
                 left_s = self._began_at + parser.options.head_timeout_s - shared.timeouts.now()
                 if self.awaits("a head", left_s):
-                    await shared.parking.park(self)
+                    await shared.parking.park(self.bell)
         except BadRequest as error:
             self.refuse(error)
 
@@ -287,12 +285,9 @@ class Http1Connection(Receiver):
             return
         parser.parse(data[:end])
         self.received = data[end:]
-        host, origin = parser.host, parser.origin
         is_websocket = parser.is_websocket()
-        if shared.guard is not None and (origin is not None or host != self._known_host):
-            shared.guard.check("" if is_websocket else parser.line.method, host, origin)
-            if origin is None:
-                self._known_host = host
+        method = "" if is_websocket else parser.line.method
+        shared.guard.check(method, parser.host, parser.origin)
         if is_websocket:
             self._switch(bytes(self.received), parser)
             return
@@ -322,27 +317,27 @@ class Http1Connection(Receiver):
         else:
             took_s = self.shared.timeouts.now() - self._began_at
             scope = scope_of_refused(self._parser, self._peer)
-            self.shared.refusals.note(scope, status, len(body), took_s)
+            self.shared.note_refusal(scope, status, len(body), took_s)
         is_client_done = call is not None and not call.reads_body
         if not self._is_ending:
             self._is_ending = True
             # The application may go on for a while.
             self.shared.tasks.start_soon(self._finish, is_client_done)
-        self._signal()
+        self.bell.ring()
 
     async def _finish(self, is_client_done: bool) -> None:
         self._is_ending = True
         self.received = b""
         self.transport.resume()
         while self.transport.unsent and not self._is_closed:
-            await self.changed.wait()
+            await self.bell.change()
         # If it closed at once while input is unread, the kernel would discard the response, and a
         # client whose upload is refused would not see why.
         if not self._is_closed and (not is_client_done or self.transport.has_unread()):
             self.transport.end_sending()
             self._timeout.set(self.shared.linger_s)
             while not self._is_closed:
-                await self.changed.wait()
+                await self.bell.change()
         self._close()
 
     def _close(self) -> None:
@@ -353,7 +348,7 @@ class Http1Connection(Receiver):
         call, self._call = self._call, None
         if call is not None:
             call.disconnected()
-        self._signal()
+        self.bell.ring()
 
     def _leave_transport(self) -> None:
         self._is_ending = self._is_closed = True
@@ -376,8 +371,3 @@ class Http1Connection(Receiver):
                 self._close()
             elif self._awaited:  # else there will be another deadline
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
-
-    def _signal(self) -> None:
-        if self.waiter is not None:
-            self.shared.wake(self.waiter)
-        self.changed.signal()

@@ -75,23 +75,6 @@ _LONGEST_LINE: Final = 256
 
 
 class HeadParser:
-    __slots__ = (
-        "_allowed_host",
-        "_hosts",
-        "_needs_new_parser",
-        "_parser",
-        "expects",
-        "headers",
-        "host",
-        "keeps_alive",
-        "last",
-        "length",
-        "line",
-        "options",
-        "origin",
-        "upgrade",
-    )
-
     last: bytes  # the head that the other attributes describe; empty if it is not kept
     line: RequestLine
     headers: list[tuple[bytes, bytes]]  # in lower case; requests with one head share it

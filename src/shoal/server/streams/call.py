@@ -13,12 +13,11 @@ import anyio.lowlevel
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import FRAMING, WRONG_LENGTH, length_of
-from shoal.server.access_log import AccessLog
+from shoal.loops.parking import Bell
 from shoal.server.http1.call import status_line
 from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
-from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -57,7 +56,7 @@ class Wire(Protocol):
 
 class AppCall(ServedCall):
     _shared: Shared
-    _has_sent_disconnect = _has_returned = _has_sent_head = False
+    _has_returned = _has_sent_head = False
     _head: tuple[int, Headers] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
     _not_acknowledged = 0
@@ -67,8 +66,8 @@ class AppCall(ServedCall):
         self._connection = wire.connection
         self._shared = shared = wire.connection.shared
         self._method = method
-        self._disconnect = disconnect
-        self._changed = Change(shared)
+        self._last_message = disconnect
+        self._bell = Bell(shared.parking)
 
     async def run(self, scope: Scope) -> None:
         """Calls the application, as a task; ends the response if the application does not."""
@@ -76,15 +75,12 @@ class AppCall(ServedCall):
         if shared.proxies is not None:
             shared.proxies.complete(scope)
         scope["extensions"][DISCONNECT] = self
-        app = shared.app
         if shared.options.access_log:
-            app = AccessLog(app)
+            self.begin_log()
         shared.calls_started += 1
         try:
-            # The raw path is printable ASCII, so it can't forge a line of the log.
-            failed, is_gone = "the application failed on %r", lambda: self.client_disconnected
-            with contained(failed, scope["raw_path"], is_gone=is_gone):
-                await app(scope, self.receive, self.send)
+            with contained(scope["raw_path"], self.log_failure):
+                await shared.app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not receive an error of the call.
             self._connection.close()
@@ -95,6 +91,7 @@ class AppCall(ServedCall):
             if not (self.is_over or self.is_complete):
                 self._end()
             self.disconnected()
+            self.write_log(scope)
             shared.calls_finished += 1
             self._connection.call_ended(self)
 
@@ -106,16 +103,14 @@ class AppCall(ServedCall):
         # a cancelled scope, where a checkpoint would always report "no message".
         while (message := self._next_message()) is None:
             if self.is_over or self.is_complete:
-                # An application that ignores the disconnect must not block the event loop.
-                if self._has_sent_disconnect:
-                    await anyio.lowlevel.checkpoint()
-                self._has_sent_disconnect = True
-                return self._disconnect
-            await self._changed.wait()
+                return await self._disconnect(self._last_message)
+            await self._bell.change()
         return message
 
     async def send(self, message: Message) -> None:
         """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
+        if self.log is not None:
+            self.log.note(message)
         self._sends += 1
         if self.is_over or self._has_returned or self._sends % SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
@@ -141,7 +136,7 @@ class AppCall(ServedCall):
             self.is_over = True
             self._acknowledge()
             self._call_back()
-        self._changed.signal()
+        self._bell.ring()
 
     def refuse(self, status: int) -> None:
         """Ends the call in place of the application, with this status if possible."""
@@ -158,8 +153,7 @@ class AppCall(ServedCall):
 
     def end_early(self) -> None:
         """Asks the application to end its response; sends 503 if it can't be asked."""
-        self._is_cut_off = True
-        if not self._call_back() and not self.has_begun:
+        if not self.ask_to_end():
             self.refuse(503)
 
     # Parts.
@@ -178,6 +172,7 @@ class AppCall(ServedCall):
         elif self._is_cut_off:
             self.refuse(503)
         else:
+            self.refusal = 500
             self._wire.head(500, [], is_last=True)
 
     def _begin(self, message: Message) -> None:
@@ -230,7 +225,7 @@ class AppCall(ServedCall):
     def _complete(self) -> None:
         self.is_complete = True
         self._on_left = None
-        self._changed.signal()
+        self._bell.ring()
 
 
 def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:

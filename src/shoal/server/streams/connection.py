@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from shoal.loops.parking import Bell
 from shoal.server.listeners import address_text, host_and_port
-from shoal.server.served_call import run_contained
-from shoal.server.shared import Change
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
@@ -71,8 +71,6 @@ class StreamConnection(Receiver):
         self.calls: set[RunningCall] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
-        self._awaits_turn = False
-        self._has_turn = False
         self._at_once = 2**12  # bytes
         self._client_ended = False
         # Invariants: `_finishing` implies that the server's side of the socket is shut down:
@@ -80,7 +78,7 @@ class StreamConnection(Receiver):
         # the socket is closed.
         self._finishing = False
         self._closed = False
-        self._changed = Change(shared)
+        self._bell = Bell(shared.parking)
         self._room = anyio.Lock(fast_acquire=True)
         self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
@@ -94,7 +92,7 @@ class StreamConnection(Receiver):
         self.shared.connections.add(self)
         self._transport.receiver = self
         self._received += received
-        self.shared.turns.take(self._start_task)
+        self.shared.turns.take(partial(self.shared.start_task, self))
 
     def drain(self) -> None:
         """Closes when no stream is open any more; a client may open one very soon."""
@@ -120,20 +118,20 @@ class StreamConnection(Receiver):
             self._received += data
             if len(self._received) >= _MOST_UNREAD:
                 self._transport.pause()
-            self._request_turn()
+            self._bell.ring()
 
     def client_ended(self) -> None:
         self._client_ended = True
         if self._finishing:
             self.close()
-        self._changed.signal()
+        self._bell.ring()
 
     def all_sent(self) -> None:
         self._is_sending = False
         self._set_timeout()
         if self._finishing:
             self._end_sending()
-        self._changed.signal()
+        self._bell.ring()
 
     def connection_lost(self) -> None:
         self.close()
@@ -180,26 +178,17 @@ class StreamConnection(Receiver):
 
     async def unblocked(self) -> None:
         while self._transport.is_blocked and not self._closed:
-            await self._changed.wait()
+            await self._bell.change()
 
     async def room(self) -> None:
         """Waits until the client takes a large frame, and for a turn to send it."""
         async with self._room:
             while not (self._closed or self._transport.has_room()):
                 self._set_timeout()
-                await self._changed.wait()
+                await self._bell.change()
             self._sent_in_turn = self._sent_in_turn % _SENT_AT_ONCE + 1
-            if self._sent_in_turn > 1:
-                return
-            turn: list[None] = []
-
-            def take() -> None:
-                turn.append(None)
-                self._changed.signal()
-
-            self.shared.turns.take(take)
-            while not (turn or self._closed):
-                await self._changed.wait()
+            if self._sent_in_turn == 1:
+                await self._turn(_MOST_COST)
 
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         assert self._tasks is not None
@@ -228,17 +217,12 @@ class StreamConnection(Receiver):
 
     # The reading task.
 
-    def _start_task(self) -> None:
-        shared = self.shared
-        shared.context.run(shared.tasks.start_soon, run_contained, self, shared.parking)
-
     async def run(self) -> bool:
         with self.shared.faults.contained(address_text(self.peer or "")):
             async with anyio.create_task_group() as self._tasks:
                 try:
                     if not self._closed:
                         self._begin()
-                    self._request_turn()
                     await self._read()
                 except BaseException:
                     # Before the calls are cancelled, so that they don't answer.
@@ -255,17 +239,19 @@ class StreamConnection(Receiver):
     async def _read(self) -> None:
         while not self._closed:
             self._set_timeout()
-            if self._has_turn:
-                self._has_turn = False
+            if self._received:
+                await self._turn(self._turn_cost())
                 await self._handle_some()
-            elif self._client_ended and not self._received:
+            elif self._client_ended:
                 self._input_ended()
                 self._close_socket()
             else:
-                await self._changed.wait()
+                await self._bell.change()
 
     async def _handle_some(self) -> None:
         """Handles as much of the received data as one turn allows."""
+        if not self._received:  # data after the end is discarded
+            return
         size = self._at_once
         data = bytes(self._received[:size])
         del self._received[:size]
@@ -279,19 +265,18 @@ class StreamConnection(Receiver):
         elif len(data) == size and 2 * took_s < _TURN_S:
             self._at_once = min(2 * size, _MOST_HANDLED)
         await self.unblocked()  # nothing more is sent to a client that does not read
-        self._request_turn()
 
-    def _request_turn(self) -> None:
-        """Waits for a turn to handle received data, unless it waits already."""
-        if self._received and self._tasks is not None and not (self._awaits_turn or self._has_turn):
-            self._awaits_turn = True
-            self.shared.turns.take(self._take_turn, self._turn_cost())
+    async def _turn(self, cost: int) -> None:
+        """Waits for a turn among all connections, or until this one is closed."""
+        turn: list[None] = []
 
-    def _take_turn(self) -> None:
-        self._awaits_turn = False
-        if self._received:  # data after the end is discarded
-            self._has_turn = True
-            self._changed.signal()
+        def take() -> None:
+            turn.append(None)
+            self._bell.ring()
+
+        self.shared.turns.take(take, cost)
+        while not (turn or self._closed):
+            await self._bell.change()
 
     # Ends.
 
@@ -314,7 +299,7 @@ class StreamConnection(Receiver):
             self._timeout.close()
             self._transport.close()
             self.shared.remove(self)
-            self._changed.signal()
+            self._bell.ring()
 
     # Deadlines.
 

@@ -50,7 +50,7 @@ class WebSocketConnection(StreamConnection):
         except BadRequest as error:
             scope = {**scope_of_refused(parser, self.peer), "type": "websocket"}
             self.write(error_answer(error.status, error.body))
-            self.shared.refusals.note(scope, error.status, len(error.body), 0.0)
+            self.shared.note_refusal(scope, error.status, len(error.body))
             self.finish()
             return
         self._call = call = WebSocketCall(self, parser, key)

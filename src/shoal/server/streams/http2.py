@@ -73,6 +73,7 @@ class TooManyResets(Exception):
 
 
 class _Open(NamedTuple):
+    # The stream does not refer to its call, which refers to it: that would be a cycle for each.
     stream: Http2Stream
     call: Http2Call | WebSocketCall
 
@@ -197,9 +198,8 @@ class Http2Connection(StreamConnection):
         has_body = event.stream_ended is None
         try:
             is_websocket = read_head(parser, event.headers or ())
-            if self.shared.guard is not None:
-                method = "" if is_websocket else parser.line.method
-                self.shared.guard.check(method, parser.host, parser.origin)
+            method = "" if is_websocket else parser.line.method
+            self.shared.guard.check(method, parser.host, parser.origin)
             if is_websocket:
                 check_handshake(parser)
         except BadRequest as error:
@@ -233,7 +233,7 @@ class Http2Connection(StreamConnection):
             if has_body:
                 self._h2.reset_stream(stream_id, ErrorCodes.NO_ERROR)
         scope = {**scope_of_refused(self._parser, self.peer), "http_version": "2"}
-        self.shared.refusals.note(scope, error.status, len(body) if has_room else 0, 0.0)
+        self.shared.note_refusal(scope, error.status, len(body) if has_room else 0)
 
     def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         with suppress(ProtocolError):  # the client has reset it first

@@ -16,8 +16,8 @@ import anyio
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
+from shoal.loops.parking import Bell
 from shoal.server.http1.call import http_date
-from shoal.server.shared import Change
 from shoal.server.streams.call import AppCall
 from shoal.server.timeouts import BodyTimeout, time_to_send_s
 
@@ -54,19 +54,19 @@ class Http2Stream:
         self._order = anyio.Lock(fast_acquire=True)
         self._rest: deque[memoryview] = deque()
         self._ends = False
-        self._window = Change(connection.shared)
+        self._window = Bell(connection.shared.parking)
         self._is_closed = False
         self._posted: tuple[bytes, bool] | None = None
         self._is_posting = False
 
     def window_opened(self) -> None:
-        self._window.signal()
+        self._window.ring()
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._rest.clear()
-            self._window.signal()
+            self._window.ring()
             self._ended()
 
     # The methods of a `Wire`.
@@ -153,7 +153,7 @@ class Http2Stream:
                 if left and not size:
                     self._flush()  # the head; this may find the client gone
                     if self._rest:
-                        await self._window.wait()
+                        await self._window.change()
                 elif size >= _FRAME and not has_room:
                     await connection.room()
                     has_room = True
@@ -212,7 +212,7 @@ class Http2Call(AppCall):
             self._timeout.received(len(data))
             if len(self._body) >= _MUCH_UNREAD:
                 self._timeout.pause()
-        self._changed.signal()
+        self._bell.ring()
 
     def input_ended(self) -> None:
         if self._to_come:
@@ -220,7 +220,7 @@ class Http2Call(AppCall):
             return
         self._is_partial = False
         self._end_timeout()
-        self._changed.signal()
+        self._bell.ring()
 
     def disconnected(self) -> None:
         self._end_timeout()

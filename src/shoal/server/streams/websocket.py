@@ -65,7 +65,8 @@ class WebSocketCall(AppCall):
         self._key = key  # of the handshake; HTTP/2 has none
         offered = header(parser, b"sec-websocket-protocol").decode("ascii")
         self._subprotocols = [name.strip() for name in offered.split(",") if name.strip()]
-        self._frames: Connection | None = None  # once it is accepted
+        self._frames = Connection(ConnectionType.SERVER)
+        self._is_accepted = False
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
         self._size = 0  # bytes of these messages
         self._message: StringIO | BytesIO | None = None  # an incomplete message
@@ -88,9 +89,8 @@ class WebSocketCall(AppCall):
 
     @property
     def is_open(self) -> bool:
-        frames = self._frames
         is_over = self.is_over or self.is_complete
-        return frames is not None and not is_over and frames.state is ConnectionState.OPEN
+        return self._is_accepted and not is_over and self._frames.state is ConnectionState.OPEN
 
     @property
     def is_full(self) -> bool:
@@ -103,20 +103,19 @@ class WebSocketCall(AppCall):
     async def data_received(self, data: bytes, size: int) -> None:
         """Handles data; `size` is its share of the flow-control window."""
         self._not_acknowledged += size
-        frames = self._frames
-        if frames is None:
+        if not self._is_accepted:
             self.refuse(400)
             return
         if self.is_over or self.is_complete:
             self._acknowledge()
             return
-        frames.receive_data(data)
+        self._frames.receive_data(data)
         await self._read()
 
     async def has_room(self) -> None:
         """Waits until the application has received enough messages."""
         while self.is_full and not self.is_over:
-            await self._changed.wait()
+            await self._bell.change()
 
     def input_ended(self) -> None:
         """Handles the client's end, which the application receives after the messages."""
@@ -131,7 +130,7 @@ class WebSocketCall(AppCall):
         if self.is_open:
             self._post(Ping())
         # While it closes, the client's closing frame shows that the client is alive.
-        return not (self._frames is None or self.is_over or self.is_complete)
+        return self._is_accepted and not (self.is_over or self.is_complete)
 
     def drain(self) -> None:
         if self._on_drain is not None:
@@ -144,7 +143,7 @@ class WebSocketCall(AppCall):
 
     def _read_on(self) -> None:
         """Handles unread data where the connection does not wait for that."""
-        if self._frames is None:
+        if not self._is_accepted:
             if self._has_input_ended:
                 self.disconnected()
         elif self._read_some():
@@ -156,7 +155,6 @@ class WebSocketCall(AppCall):
 
     def _read_some(self) -> bool:
         """Handles some frames; returns whether there may be more to handle now."""
-        assert self._frames is not None
         if not self._takes_more():
             return False
         for count, event in enumerate(self._frames.events(), 1):
@@ -171,7 +169,6 @@ class WebSocketCall(AppCall):
         return False
 
     def _handle(self, event: Event) -> None:
-        assert self._frames is not None
         if isinstance(event, TextMessage | BytesMessage):
             self._add(event)
         elif isinstance(event, Ping):
@@ -188,12 +185,11 @@ class WebSocketCall(AppCall):
             self._closed(reply, int(event.code), event.reason or "")
 
     def _closed(self, reply: bytes, code: int, reason: str) -> None:
-        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._last_message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._wire.post(reply, is_last=True)
         self.disconnected()
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
-        assert self._frames is not None
         shared, parts, part = self._shared, self._message, event.data
         if parts is None:
             parts = self._message = StringIO() if isinstance(part, str) else BytesIO()
@@ -210,7 +206,7 @@ class WebSocketCall(AppCall):
             kinds["text" if isinstance(data, str) else "bytes"] = data
             self._messages.append({"type": "websocket.receive", **kinds})
             self._size += len(data)
-            self._changed.signal()
+            self._bell.ring()
         elif shared.incomplete > shared.options.max_incomplete_bytes:
             self._refuse_message(CloseReason.TRY_AGAIN_LATER)
         else:
@@ -227,7 +223,6 @@ class WebSocketCall(AppCall):
             self._refuse_message(CloseReason.POLICY_VIOLATION, "a message was not sent in time")
 
     def _refuse_message(self, code: CloseReason, reason: str = "") -> None:
-        assert self._frames is not None
         closing = CloseConnection(code=code, reason=reason)
         self._closed(self._frames.send(closing) if self.is_open else b"", code.value, reason)
 
@@ -245,7 +240,7 @@ class WebSocketCall(AppCall):
         message = self._messages.popleft()
         self._size -= len(message.get("text") or message.get("bytes") or b"")
         if was_full and not self.is_full:
-            self._changed.signal()
+            self._bell.ring()
             self._read_on()
         return message
 
@@ -266,11 +261,11 @@ class WebSocketCall(AppCall):
                 self._wire.head(403, [], is_last=True)
             case "http.response.start" if not self.has_begun:
                 self._begin(message)
-            case "http.response.body" if self._frames is None:
+            case "http.response.body" if not self._is_accepted:
                 await self._send_body(message)
-            case "send" if self._frames is not None:
+            case "send" if self._is_accepted:
                 await self._send_message(message)
-            case "close" if self._frames is not None:
+            case "close" if self._is_accepted:
                 await self._close(message)
             case _:
                 raise RuntimeError(f"{kind!r} is not a message that is allowed here")
@@ -291,7 +286,7 @@ class WebSocketCall(AppCall):
             proof = b64encode(sha1(self._key + _ACCEPT, usedforsecurity=False).digest())
             fields.append((b"sec-websocket-accept", proof))
         self.has_begun = True
-        self._frames = Connection(ConnectionType.SERVER)
+        self._is_accepted = True
         self._wire.head(self._wire.accepts_with, fields, is_last=False)
 
     async def _send_message(self, message: Message) -> None:
@@ -305,26 +300,23 @@ class WebSocketCall(AppCall):
 
     async def _send_event(self, event: Event) -> None:
         if self.is_open:
-            assert self._frames is not None
             await self._wire.send(self._frames.send(event))
 
     async def _close(self, message: Message) -> None:
-        assert self._frames is not None
         code, reason = int(message.get("code") or 1000), message.get("reason") or ""
         frame = b""
         if self.is_open:  # and not closed for the drain
             frame = self._frames.send(CloseConnection(code=code, reason=reason or None))
-        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._last_message = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._complete()
         await self._wire.send(frame, is_last=True)
 
     def _post(self, event: Event) -> None:
-        assert self._frames is not None
         self._wire.post(self._frames.send(event))
 
     def _end(self) -> None:
         self._on_drain = None
-        if self._frames is None:
+        if not self._is_accepted:
             super()._end()
         elif self.is_open:
             closing = CloseConnection(code=CloseReason.INTERNAL_ERROR)
@@ -344,7 +336,7 @@ class WebSocketCall(AppCall):
         """Sends several messages at once, each valid UTF-8."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         await self._wire.ready()
-        if self.is_open and self._frames is not None:
+        if self.is_open:
             frames = [self._frames.send(TextMessage(str(text, "utf-8"))) for text in texts]
             await self._wire.send(b"".join(frames))
         else:
