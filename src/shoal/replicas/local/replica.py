@@ -55,7 +55,6 @@ class LocalReplica(Replica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._work = UnderWay(blueprint.identity, self.kill)
-        self._was_killed = False
         self._starting = anyio.CancelScope()
         self._closing = anyio.CancelScope()
         self._has_threads = False
@@ -74,24 +73,24 @@ class LocalReplica(Replica):
                 self._has_threads = True
                 await self._live(task_status)
             finally:
-                self._work.finish("has ended")
+                self._work.ending.die_unasked("has ended")
                 self._has_threads = False
-                self._work.give_up_jobs()
+                self._work.finish()
                 for thread in self._threads:
                     thread.release()
                     if self._work.jobs:
                         thread.abandon()
 
     def stop(self) -> None:
+        self._work.ending.stop()
+        self._work.finish()
         self._starting.cancel()
-        self._work.finish("was stopped")
 
     def kill(self, reason: str) -> None:
-        if not self._was_killed:
-            self._was_killed = True
-            self._work.finish(f"was killed: {reason}", again=True)
-            self._starting.cancel()
-            self._closing.cancel()
+        self._work.ending.die(f"was killed: {reason}")
+        self._work.finish()
+        self._starting.cancel()
+        self._closing.cancel()
 
     @holds_ctrl_c
     async def run(self, method: str, items: list[Any]) -> Any:
@@ -204,14 +203,15 @@ class LocalReplica(Replica):
                 await self._start()
                 self._work.is_open = True
                 task_status.started(self.instance.description)
-                await self._work.ended.wait()
-                if not self._was_killed:
+                ending = self._work.ending
+                await ending.begun.wait()
+                if ending.how is None:
                     with self._closing:
                         await self._work.wait_idle()
                         await self._close()
-                if self._was_killed:
+                if ending.how is not None:
                     await self._work.wait_idle()
-                    raise self._work.died()
+                    raise ending.death()
 
     async def _start(self) -> None:
         timeout_s = self.blueprint.options.start_timeout_s
@@ -230,8 +230,10 @@ class LocalReplica(Replica):
                 await anyio.lowlevel.checkpoint()
         except Exception as error:
             cause = error
-        if self._starting.cancel_called:
-            why = self._work.end or f"was not ready within {timeout_s:g} s (start_timeout_s)"
+        if self._work.ending.begun.is_set():
+            why = str(self._work.ending)
+        elif self._starting.cancel_called:
+            why = f"was not ready within {timeout_s:g} s (start_timeout_s)"
         elif cause is not None:
             why = f"could not be started: {shown(cause)}{constructor_hint(cause)}"
         else:
@@ -293,7 +295,7 @@ class LocalReplica(Replica):
         self._work.check_open()
         step = await self._work.run(_step(steps), scope)
         if scope.cancel_called:
-            raise self._work.died()  # whatever the code did on cancellation
+            raise self._work.ending.death()  # whatever the code did on cancellation
         return step
 
     async def _in_thread(
@@ -327,7 +329,7 @@ class LocalReplica(Replica):
             self._work.jobs.add(following)
         if not job.answer(value, error):
             if following is not None:
-                following.give_up(self._work.died())
+                following.give_up(self._work.ending.death())
             elif job.undo is not None and self._has_threads:
                 self._start_job(Job(job.undo))
         self._work.jobs.discard(job)
@@ -340,7 +342,7 @@ class LocalReplica(Replica):
 
     def _handler(self, method: str) -> Handler:
         if not self._work.is_open:
-            raise self._work.died()
+            raise self._work.ending.death()
         try:
             return self.instance.handlers[method]
         except KeyError:

@@ -64,28 +64,25 @@ _NAMES: Final = {
 class Peer(Protocol):
     """The other end of a conversation: a worker process, a model server, or a Ray actor."""
 
-    shared_memory: SharedMemory | None
-
-    @property
-    def reader(self) -> FrameReader | None:
-        """That of the data channel, if it has bytes or a limit already."""
-        ...
-
-    @property
-    def sockets(self) -> Sequence[Any]:
-        """The sockets for data and for control; they may be the same one."""
-        ...
-
-    def kill(self, reason: str | None = None) -> None: ...
+    def kill(self, reason: str) -> None: ...
 
     def death(self) -> ReplicaDied: ...
 
 
 class Conversation:
     def __init__(
-        self, peer: Peer, where: str, cancel_grace_s: float, dumps: Dumps = pickle.dumps
+        self,
+        peer: Peer,
+        where: str,
+        sockets: Sequence[Any],
+        cancel_grace_s: float,
+        *,
+        reader: FrameReader | None = None,
+        shared_memory: SharedMemory | None = None,
+        dumps: Dumps = pickle.dumps,
     ) -> None:
-        shared_memory = peer.shared_memory
+        # The sockets for data and for control may be the same one. A given `reader` of the data
+        # has bytes or a limit already.
         self.codec = (
             MessageCodec()
             if shared_memory is None
@@ -95,14 +92,15 @@ class Conversation:
         def on_invalid_frame(error: Exception) -> None:
             peer.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
 
-        data, control = peer.sockets
-        self.data = self.control = FrameConnection(data, peer.reader, on_invalid_frame)
+        data, control = sockets
+        self.data = self.control = FrameConnection(data, reader, on_invalid_frame)
         if control is not data:
             self.control = FrameConnection(control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
         self.calls_out = CallOutRunner(partial(_send_on, self.control), dumps)
-        # Set when work is under way.
+        # Set when work is under way, and called when a call has ended that was the last.
         self.at_work = anyio.Event()
+        self.on_idle: Callable[[], object] | None = None
         self._peer = peer
         self._where = where
         self.dumps = dumps
@@ -235,7 +233,7 @@ class Conversation:
                 raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
-            del self._replies.calls[call.id]
+            self._forget(call)
 
     def close(self) -> None:
         """Closes the connections, and breaks reference cycles, so shared memory is freed now."""
@@ -308,7 +306,7 @@ class Conversation:
             if not call.is_over and kind is not FrameKind.START:
                 await self._interrupt(call, kind)
         finally:
-            del self._replies.calls[call.id]
+            self._forget(call)
             while (frame := call.pop()) is not None:
                 if relay is not None and frame.kind is FrameKind.ANSWERS:
                     # A handler that is cancelled may still answer.
@@ -317,6 +315,11 @@ class Conversation:
                         take_answers(frame, relay, self._where)
                 else:
                     self.codec.drop(frame)
+
+    def _forget(self, call: PendingCall) -> None:
+        del self._replies.calls[call.id]
+        if self.on_idle is not None and self.is_idle:
+            self.on_idle()
 
     async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
         # The control channel reaches plain code, which does not read the data channel while it

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from shoal.batching.current import Identity
     from shoal.replicas.placements import ProcessOptions
-    from shoal.replicas.process.wire.frames import FrameReader
 
 _CHUNK: Final = 2**16
 _LONGEST_LINE: Final = 2**14
@@ -48,13 +47,8 @@ _SOCKET_BUFFER: Final = 2**20
 class Worker:
     """A worker process; the constructor starts it."""
 
-    reader: FrameReader | None = None
-
     def __init__(self, identity: Identity, options: ProcessOptions) -> None:
         self._tag = identity.replica
-        self._reason: str | None = None
-        # Whether it was asked to end, and whether this process killed it.
-        self.was_stopped = self.was_killed = False
         # Set when the process has ended and was reaped.
         self.ended = anyio.Event()
         # None before the end, and if a signal ended the process.
@@ -120,11 +114,9 @@ class Worker:
             self._reap()
             on_end()
 
-    def kill(self, reason: str | None = None) -> None:
-        """Kills the process and its children, unless it has ended. The first reason is used."""
-        self.was_killed = True
+    def kill(self) -> None:
+        """Kills the process and its children, unless it has ended."""
         if self._process.returncode is None:
-            self._reason = self._reason or reason
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
@@ -139,30 +131,24 @@ class Worker:
         self.shared_memory = None
         self._close_descriptors()
 
-    def death(self) -> ReplicaDied:
-        """Returns a new error that says how the process ended, for one caller."""
+    def how_it_ended(self) -> str:
+        if self.signal is not None:
+            return f"was killed by {self.signal}"
+        return f"exited with code {self.exit_code}"
+
+    def last_words(self) -> str:
         last_lines = self.stderr.last_lines()
-        said = f"replica {self._tag} {self.how_it_ended()}"
-        if last_lines:
-            said = f"{said}; its stderr ended with:\n{last_lines}"
+        return f"; its stderr ended with:\n{last_lines}" if last_lines else ""
+
+    def death(self, how: str) -> ReplicaDied:
+        """Returns a new error, for one caller."""
         return ReplicaDied(
-            said,
+            f"replica {self._tag} {how}{self.last_words()}",
             replica=self._tag,
             exit_code=self.exit_code,
             signal=self.signal,
-            last_lines=last_lines,
+            last_lines=self.stderr.last_lines(),
         )
-
-    def how_it_ended(self) -> str:
-        if self._reason is not None:
-            return f"was killed: {self._reason}"
-        if self.was_stopped:
-            return "was stopped"
-        if self.signal is not None:
-            return f"was killed by {self.signal}"
-        if self.exit_code is not None:
-            return f"exited with code {self.exit_code}"
-        return "is ending"
 
     def memory_bytes(self) -> int | None:
         try:

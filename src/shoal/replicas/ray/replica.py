@@ -22,12 +22,10 @@ import anyio
 import anyio.to_thread
 
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.placements import RayOptions
-from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
@@ -48,13 +46,11 @@ from shoal.replicas.ray.placing import (
     free_resources,
     new_actor,
 )
-from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup, TaskStatus
-
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
+    from shoal.replicas.process.calls import Conversation
 
 logger: Final = logging.getLogger("shoal.replicas")
 # How long Ray may take to place an actor before the log says that it waits.
@@ -74,9 +70,8 @@ _PING_LIMIT_S: Final = 45.0
 class RayReplica(ConversingReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._ended)
+        self._link = Link(self._ending, blueprint.options.cancel_grace_s, self._ended)
         self._starting = anyio.CancelScope()
-        self._beside = Beside()
         self._group = ReplicaGroup()
         # The current stage of the start, for messages, its limit, and the resources that Ray has
         # not given yet.
@@ -85,55 +80,18 @@ class RayReplica(ConversingReplica):
         self._limited_by = ""
         self._pending: dict[str, Any] | None = None
 
-    @property
-    def takes_work(self) -> bool:
-        return self._link.end is None and not self._is_stopped
+    def kill(self, reason: str) -> None:
+        self._link.finish(f"was killed: {reason}")
 
-    async def serve(self, *, task_status: TaskStatus[Description]) -> None:
-        link = self._link
-        try:
-            async with ungrouped() as tasks:
-                try:
-                    self._description = await self._start(tasks)
-                    task_status.started(self._description)
-                    await self._to_end.wait()
-                    if link.end is not None:
-                        raise link.death()
-                    await self._close()
-                finally:
-                    self._beside.end()
-        finally:
-            link.finish("was stopped" if self._is_stopped else "was cancelled")
-            await link.wait_gone()
-            if self._conversation is not None:  # the tasks of its calls have left the sockets
-                self._conversation.close()
-                self._conversation = None
-            link.close()
-            if self._group.end():
-                await self._remove_group()
-            end_use(link)
-
-    def stop(self) -> None:
-        super().stop()
-        self._starting.cancel()
-
-    def kill(self, reason: str | None = None) -> None:
-        self._link.kill(reason)
-
-    def _death(self) -> ReplicaDied | None:
-        return None if self._link.end is None else self._link.death()
-
-    async def _start(self, tasks: TaskGroup) -> Description:
+    async def _start(self) -> Description:
         cause: BaseException | None = None
         try:
             with self._starting:
-                return await self._begin(tasks)
+                return await self._begin()
         except Exception as error:
             cause = error.with_traceback(None)  # its frames would keep the link alive
-        if self._link.end is not None:
-            why, cause = self._link.end
-        elif self._is_stopped:
-            why = "was stopped"
+        if self._ending.begun.is_set():
+            why, cause = str(self._ending), self._ending.cause
         elif cause is not None:
             why = f"could not be started: {cause!r}{constructor_hint(cause)}"
         else:
@@ -146,7 +104,7 @@ class RayReplica(ConversingReplica):
         finally:
             del cause  # its traceback holds this frame
 
-    async def _begin(self, tasks: TaskGroup) -> Description:
+    async def _begin(self) -> Description:
         blueprint = self.blueprint
         self._doing = "Ray could not be joined"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
@@ -156,30 +114,24 @@ class RayReplica(ConversingReplica):
         self._pending = asked
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
-        tasks.start_soon(self._beside.run, self._watch_wait)
+        self._run_beside(self._watch_wait)
         soon = EventLoop.here().soon
         # If this is abandoned, the link kills the actor. Ray would not, as it has calls.
         make = partial(new_actor, blueprint, self._group, partial(self._link.own, soon=soon))
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         node = await self._link.attach(actor, soon)
         self._pending = None
-        tasks.start_soon(self._beside.run, self._watch_nodes, node)
+        self._run_beside(self._watch_nodes, node)
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         # Like all that Ray carries, classes of the main script are sent with their code.
         dumps = ray.cloudpickle.dumps
-        grace_s = blueprint.options.cancel_grace_s
-        conversation = Conversation(self._link, self.tag, grace_s, dumps)
-        self._conversation = conversation
-        for task in (conversation.control.write, conversation.data.write):
-            tasks.start_soon(self._beside.run, task)
-        tasks.start_soon(self._beside.run, self._read_control, conversation)
-        tasks.start_soon(self._beside.run, conversation.calls_out.run, self.on_call_out)
+        conversation = self._converse(self.tag, self._link.sockets, dumps=dumps)
         code = pickled_code(blueprint.definition, blueprint.user_config, dumps)
         loop = parking_of_this_loop().name
         start_message = StartMessage(*blueprint.identity, loop, None, None, None, code)
         description = await self._started(conversation, start_message)
-        tasks.start_soon(self._beside.run, self._ping, conversation)
+        self._run_beside(self._ping, conversation)
         return description
 
     def _limit(self, option: str, limit_s: float | None) -> None:
@@ -228,7 +180,7 @@ class RayReplica(ConversingReplica):
         return "" if free is None else f"; of the cluster's resources, {free}"
 
     async def _read_control(self, conversation: Conversation) -> None:
-        await conversation.read_control()
+        await super()._read_control(conversation)
         await self._link.lose()
 
     async def _ping(self, conversation: Conversation) -> None:
@@ -241,16 +193,21 @@ class RayReplica(ConversingReplica):
                 self._link.finish(f"died: its process did not answer for {_PING_LIMIT_S:g} s")
 
     async def _close(self) -> None:
-        assert self._conversation is not None
-        self._link.is_closing = True
-        await self._close_code(self._conversation, self._link.ended)
-        if self._link.end is None:
-            return
-        ending = self._link.ending
-        if ending is None:
-            raise self._link.death()
-        if ending != STOPPED:
-            logger.error("%s: close() failed: %s", self.tag, ending.removeprefix(f"{STOPPED}:"))
+        link = self._link
+        await self._close_code(link.ended)
+        if link.report is not None and link.report != STOPPED:
+            why = link.report.removeprefix(f"{STOPPED}:")
+            logger.error("%s: close() failed: %s", self.tag, why)
+
+    async def _leave(self) -> None:
+        self._link.finish()
+        await self._link.wait_gone()
+
+    async def _release(self) -> None:
+        self._link.close()
+        if self._group.end():
+            await self._remove_group()
+        end_use(self._link)
 
     async def _remove_group(self) -> None:
         # The next replica may need its resources.
@@ -259,7 +216,6 @@ class RayReplica(ConversingReplica):
 
     def _ended(self) -> None:
         """Ends the start and all work, because the actor has died."""
-        self._to_end.set()
         self._starting.cancel()
         if self._conversation is not None:
             self._conversation.end()
