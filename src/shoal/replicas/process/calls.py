@@ -37,6 +37,7 @@ from shoal.replicas.process.wire.messages import (
     packed,
     places_of,
     unpickled,
+    unshared,
 )
 from shoal.replicas.process.wire.open_batch import OpenStart, packed_news, take_answers
 from shoal.replicas.scopes import until_overdue
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from shoal.errors import ReplicaDied
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import FrameReader
-    from shoal.replicas.process.wire.shared_memory import SharedMemory
 
 
 # The names of the code in errors, where it is not the handler.
@@ -78,16 +78,12 @@ class Conversation:
         cancel_grace_s: float,
         *,
         reader: FrameReader | None = None,
-        shared_memory: SharedMemory | None = None,
+        codec: MessageCodec | None = None,
         dumps: Dumps = pickle.dumps,
     ) -> None:
         # The sockets for data and for control may be the same one. A given `reader` of the data
         # has bytes or a limit already.
-        self.codec = (
-            MessageCodec()
-            if shared_memory is None
-            else MessageCodec(shared_memory.requests, shared_memory.replies)
-        )
+        self.codec = codec or MessageCodec()
 
         def on_invalid_frame(error: Exception) -> None:
             peer.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
@@ -227,7 +223,7 @@ class Conversation:
         """Makes a call over the control channel, which does not wait behind work."""
         call = self._new_call(reads=False)
         try:
-            self.control.send(MessageCodec().frame(kind, call.id))
+            self.control.send(unshared(kind, call.id))
             frame = await self._replies.next(call)
             if frame is None:
                 raise self._peer.death()
@@ -242,7 +238,7 @@ class Conversation:
         self.control.close()
 
     def drain(self) -> None:
-        self.control.send(MessageCodec().frame(FrameKind.DRAIN, 0))
+        self.control.send(unshared(FrameKind.DRAIN, 0))
 
     def close_worker(self) -> None:
         self.data.send(self.codec.frame(FrameKind.CLOSE, 0))
@@ -324,7 +320,7 @@ class Conversation:
     async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
         # The control channel reaches plain code, which does not read the data channel while it
         # works. The data channel reaches async code, and code that waits for a stream's reader.
-        self.control.send(MessageCodec().frame(FrameKind.CANCEL, call.id))
+        self.control.send(unshared(FrameKind.CANCEL, call.id))
         if self.data is not self.control:
             self.data.send(self.codec.frame(FrameKind.CANCEL, call.id))
         if kind is FrameKind.RECONFIGURE:
@@ -369,7 +365,7 @@ class Conversation:
 
 
 def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Message) -> None:
-    control.send(MessageCodec().frame(kind, id_, message))
+    control.send(unshared(kind, id_, message))
 
 
 # The kinds of frames on the control channel that belong to such calls.

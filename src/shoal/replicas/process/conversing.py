@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.errors import ReplicaDied
     from shoal.replicas.code.instance import Description
     from shoal.replicas.process.wire.frames import FrameReader
-    from shoal.replicas.process.wire.shared_memory import SharedMemory
+    from shoal.replicas.process.wire.messages import MessageCodec
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -150,7 +150,7 @@ class ConversingReplica(Replica):
         sockets: Sequence[Any],
         *,
         reader: FrameReader | None = None,
-        shared_memory: SharedMemory | None = None,
+        codec: MessageCodec | None = None,
         dumps: Dumps = pickle.dumps,
     ) -> Conversation:
         """Begins the conversation. Sockets for data and control may be the same one."""
@@ -160,7 +160,7 @@ class ConversingReplica(Replica):
             sockets,
             self.blueprint.options.cancel_grace_s,
             reader=reader,
-            shared_memory=shared_memory,
+            codec=codec,
             dumps=dumps,
         )
         self._run_beside(conversation.data.write)

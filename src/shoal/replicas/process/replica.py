@@ -101,7 +101,7 @@ class ProcessReplica(ConversingReplica):
                 raise self.death()
             self._worker = worker = Worker(self.blueprint.identity, self._options)
             where = f"the process of replica {self.tag}"
-            conversation = self._converse(where, worker.sockets, shared_memory=worker.shared_memory)
+            conversation = self._converse(where, worker.sockets, codec=worker.codec)
             self._tasks.start_soon(worker.watch, self._has_exited)
             self._run_beside(worker.stdout.read)
             self._run_beside(worker.stderr.read)

@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.process.wire.frames import PROTOCOL
+from shoal.replicas.process.wire.messages import MessageCodec
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 
 if TYPE_CHECKING:
@@ -63,14 +64,12 @@ class Worker:
         own_control, control = socket.socketpair()
         self.sockets = own_data, own_control
         held, self._lifeline = os.pipe()
-        self.shared_memory: SharedMemory | None = None
         memory: int | None = None
         try:
-            passed = [data.fileno(), control.fileno(), held]
             memory = new_memory(options.shared_memory_bytes)
-            if memory is not None:
-                passed.append(memory)
-                self.shared_memory = SharedMemory(memory, options.shared_memory_bytes)
+            shared = SharedMemory(memory, options.shared_memory_bytes)
+            self.codec = MessageCodec(shared.requests, shared.replies)
+            passed = [data.fileno(), control.fileno(), held, *([] if memory is None else [memory])]
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the operator's choice
                 [
                     options.python or sys.executable,
@@ -128,7 +127,7 @@ class Worker:
             # Only if an interrupt has ended the task in `watch`.
             self.kill()
             self._reap()
-        self.shared_memory = None
+        self.codec = MessageCodec()  # frees the shared memory
         self._close_descriptors()
 
     def how_it_ended(self) -> str:

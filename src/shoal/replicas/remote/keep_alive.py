@@ -14,7 +14,7 @@ import anyio
 
 from shoal.errors import ItemTooLarge
 from shoal.replicas.process.wire.frames import FrameKind
-from shoal.replicas.process.wire.messages import MessageCodec
+from shoal.replicas.process.wire.messages import unshared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ async def keep_alive(
     period_s: float = PERIOD_S,
 ) -> None:
     """Sends pings; calls `on_dead` with the reason if the other end is silent or takes nothing."""
-    ping = MessageCodec().frame(FrameKind.PING, 0)
+    ping = unshared(FrameKind.PING, 0)
     silent = stuck = 0
     received, sent = reader.total, connection.sent_bytes
     while not connection.is_closed:

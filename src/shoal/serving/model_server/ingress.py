@@ -30,7 +30,7 @@ from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
-from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
+from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled, unshared
 from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 from shoal.serving.backend_options import MOST_REMOTE
@@ -107,7 +107,6 @@ class Ingress:
         self._connection = FrameConnection(sock, self._reader, self._on_invalid_frame)
         self._controller = controller
         self._counts = counts
-        self._codec = MessageCodec()
         self._calls: dict[int, _Call] = {}
         # The backend that its calls are for, and the ingress's name for this replica of it.
         self._backend: Backend | None = None
@@ -182,7 +181,7 @@ class Ingress:
             raise ValueError(f"an unexpected {kind.name}")
 
     def _send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
-        self._connection.send(self._codec.frame(kind, id_, message))
+        self._connection.send(unshared(kind, id_, message))
 
     @holds_ctrl_c
     async def _work(self, frame: Frame, call: _Call) -> None:
@@ -286,9 +285,7 @@ class Ingress:
                 async with aclosing(steps.each()) as each:
                     async for step in each:
                         self._refuse_unserved(step)
-                        part = self._codec.frame(
-                            FrameKind.PART, frame.id, _packed(calls.method, step)
-                        )
+                        part = unshared(FrameKind.PART, frame.id, _packed(calls.method, step))
                         self._connection.send_soon(part)  # with those of other streams
                         await call.sent_step()
 

@@ -83,11 +83,10 @@ def main(arguments: Sequence[str]) -> None:
     cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     control = Control(socket.socket(fileno=control_fd))
     control.watch()
-    codec = MessageCodec()
-    if memory:
-        shared_memory = SharedMemory(memory[0], shared_memory_size)
-        os.close(memory[0])
-        codec = MessageCodec(shared_memory.replies, shared_memory.requests)
+    shared = SharedMemory(memory[0] if memory else None, shared_memory_size)
+    for fd in memory:
+        os.close(fd)
+    codec = MessageCodec(shared.replies, shared.requests)
     Child(control, codec, socket.socket(fileno=data_fd)).run()
 
 
