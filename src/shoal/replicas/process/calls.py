@@ -9,7 +9,6 @@ a cancelled `reconfigure`, the grace period begins at once.
 from __future__ import annotations
 
 import pickle
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -44,6 +43,8 @@ from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from anyio.abc import TaskGroup
 
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.open_relay import OpenNews
@@ -252,16 +253,16 @@ class Conversation:
         await self.control.read_in_task(self.handle_control)
 
     def handle_control(self, frame: Frame) -> None:
-        if frame.kind in FROM_CODE:
-            self.calls_out.handle(frame)
-        else:
+        if frame.kind not in FROM_CODE:
             self.handle(frame)
+        elif not self.is_over:
+            self.calls_out.handle(frame)
 
     def end(self) -> None:
         """Ends all calls, because the worker has died, after reading the frames that it sent."""
+        self.is_over = True
         self.data.read_available(self.handle)
         self.control.read_available(self.handle_control)
-        self.is_over = True
         self._replies.end()
         self.data.shut_down()
 
@@ -379,14 +380,13 @@ class CallOutRunner:
         self._send = send
         self._dumps = dumps
         self._calls: dict[int, AnsweredCall] = {}
-        self._asked: deque[Frame] = deque()
-        self._has_some = anyio.Event()
+        self._make: Callable[[CallOut], Awaitable[Any]] | None = None
+        self._tasks: TaskGroup
 
     def handle(self, frame: Frame) -> None:
         if frame.kind is FrameKind.CALL_OUT:
             self._calls[frame.id] = AnsweredCall()
-            self._asked.append(frame)
-            self._has_some.set()
+            self._tasks.start_soon(self._answer, frame)
         elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
                 call.add_credit(unpickled(frame.body))
@@ -395,15 +395,13 @@ class CallOutRunner:
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
         """Makes and answers calls until it is cancelled; `make` is None to refuse them."""
-        async with anyio.create_task_group() as tasks:
-            while True:
-                await self._has_some.wait()
-                self._has_some = anyio.Event()
-                while self._asked:
-                    tasks.start_soon(self._answer, self._asked.popleft(), make)
+        self._make = make
+        async with anyio.create_task_group() as self._tasks:
+            await anyio.sleep_forever()
 
     @holds_ctrl_c
-    async def _answer(self, frame: Frame, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
+    async def _answer(self, frame: Frame) -> None:
+        make = self._make
         answered = self._calls[frame.id]
         try:
             with answered.scope, holding():
