@@ -185,7 +185,6 @@ class Ingress:
 
     @holds_ctrl_c
     async def _work(self, frame: Frame, call: _Call) -> None:
-        id_ = frame.id
         kind, message = FrameKind.END, EMPTY
         try:
             with call.scope, holding():
@@ -194,8 +193,8 @@ class Ingress:
                 except Exception as error:
                     kind, message = FrameKind.ERROR, packed(as_data(error))
         finally:
-            del self._calls[id_]
-        self._send(kind, id_, message)
+            del self._calls[frame.id]
+        self._send(kind, frame.id, message)
 
     async def _attempt(self, frame: Frame, call: _Call) -> tuple[FrameKind, Message]:
         match frame.kind:
