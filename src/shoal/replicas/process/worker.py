@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import anyio
@@ -63,7 +64,9 @@ class Worker:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         own_control, control = socket.socketpair()
         self.sockets = own_data, own_control
-        held, self._lifeline = os.pipe()
+        held, lifeline = os.pipe()
+        # What is closed with it. The end of the lifeline kills the process.
+        self._open: list[Any] = [own_data, own_control, FileIO(lifeline, "wb")]
         memory: int | None = None
         try:
             memory = new_memory(options.shared_memory_bytes)
@@ -95,6 +98,7 @@ class Worker:
             os.close(held)
             if memory is not None:
                 os.close(memory)
+        self._open += [self._process.stdout, self._process.stderr]
         self.pid = self._process.pid
         log = logging.getLogger(f"shoal.replica.{identity.backend}")
         self.stdout = Output(self._process.stdout, log, self._tag)
@@ -172,15 +176,8 @@ class Worker:
         self.ended.set()
 
     def _close_descriptors(self) -> None:
-        for sock in self.sockets:
-            sock.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        process: Any = getattr(self, "_process", None)
-        if process is not None:
-            process.stdout.close()
-            process.stderr.close()
+        for one in self._open:
+            one.close()
 
 
 async def wait_ended(pid: int) -> None:

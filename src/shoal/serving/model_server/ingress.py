@@ -70,18 +70,12 @@ _WORK: Final = frozenset(
 class _Call(AnsweredCall):
     def __init__(self) -> None:
         super().__init__()
-        # Ends the request at a place in the message, and the places before that is known.
-        self._leave: Callable[[int], object] | None = None
+        # Ends the request at a place in the message; until it has begun, keeps the place.
         self._left: list[int] = []
-
-    def leave(self, place: int) -> None:
-        if self._leave is None:
-            self._left.append(place)
-        else:
-            self._leave(place)
+        self.leave: Callable[[int], object] = self._left.append
 
     def begun(self, leave: Callable[[int], object]) -> None:
-        self._leave = leave
+        self.leave = leave
         for place in self._left:
             leave(place)
 
