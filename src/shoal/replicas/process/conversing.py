@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from abc import abstractmethod
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -15,15 +14,14 @@ from shoal.failures.exceptions import ungrouped
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.ending import Ending
-from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import FrameKind
-from shoal.replicas.process.wire.messages import Dumps, Message, packed
+from shoal.replicas.process.wire.messages import Message, packed
 from shoal.replicas.process.wire.start import received, why_unsendable
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch
     from shoal.errors import ReplicaDied
     from shoal.replicas.code.instance import Description
-    from shoal.replicas.process.wire.frames import FrameReader
-    from shoal.replicas.process.wire.messages import MessageCodec
+    from shoal.replicas.process.calls import Conversation
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -144,25 +141,9 @@ class ConversingReplica(Replica):
         """Runs a function in a task of its own until the replica ends."""
         self._tasks.start_soon(self._beside.run, function, *args)
 
-    def _converse(
-        self,
-        where: str,
-        sockets: Sequence[Any],
-        *,
-        reader: FrameReader | None = None,
-        codec: MessageCodec | None = None,
-        dumps: Dumps = pickle.dumps,
-    ) -> Conversation:
-        """Begins the conversation. Sockets for data and control may be the same one."""
-        conversation = self._conversation = Conversation(
-            self,
-            where,
-            sockets,
-            self.blueprint.options.cancel_grace_s,
-            reader=reader,
-            codec=codec,
-            dumps=dumps,
-        )
+    def _converse(self, conversation: Conversation) -> Conversation:
+        """Starts the tasks of a conversation."""
+        self._conversation = conversation
         self._run_beside(conversation.data.write)
         if conversation.control is not conversation.data:
             self._run_beside(conversation.control.write)

@@ -32,6 +32,7 @@ from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
+from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.start import (
     StartMessage,
@@ -44,7 +45,6 @@ from shoal.replicas.process.worker import Worker
 if TYPE_CHECKING:
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.calls import Conversation
 
 _MEMORY_PERIOD_S: Final = 0.2
 
@@ -101,7 +101,10 @@ class ProcessReplica(ConversingReplica):
                 raise self.death()
             self._worker = worker = Worker(self.blueprint.identity, self._options)
             where = f"the process of replica {self.tag}"
-            conversation = self._converse(where, worker.sockets, codec=worker.codec)
+            grace_s = self.blueprint.options.cancel_grace_s
+            conversation = self._converse(
+                Conversation(self, where, worker.sockets, grace_s, codec=worker.codec)
+            )
             self._tasks.start_soon(worker.watch, self._has_exited)
             self._run_beside(worker.stdout.read)
             self._run_beside(worker.stderr.read)

@@ -16,7 +16,7 @@ import logging
 import math
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -26,6 +26,7 @@ from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.placements import RayOptions
+from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
@@ -50,7 +51,6 @@ from shoal.replicas.ray.placing import (
 if TYPE_CHECKING:
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.calls import Conversation
 
 logger: Final = logging.getLogger("shoal.replicas")
 # How long Ray may take to place an actor before the log says that it waits.
@@ -73,12 +73,10 @@ class RayReplica(ConversingReplica):
         self._link = Link(self._ending, blueprint.options.cancel_grace_s, self._ended)
         self._starting = anyio.CancelScope()
         self._group = ReplicaGroup()
-        # The current stage of the start, for messages, its limit, and the resources that Ray has
-        # not given yet.
+        # The current stage of the start, for messages, and its limit.
         self._doing = ""
         self._limit_s = math.inf
         self._limited_by = ""
-        self._pending: dict[str, Any] | None = None
 
     def kill(self, reason: str) -> None:
         self._link.finish(f"was killed: {reason}")
@@ -96,7 +94,7 @@ class RayReplica(ConversingReplica):
             why = f"could not be started: {cause!r}{constructor_hint(cause)}"
         else:
             why = f"was not ready within {self._limit_s:g} s ({self._limited_by}): {self._doing}"
-            if self._pending is not None:
+            if self._is_unplaced:
                 why += await self._room()
         try:
             is_lost = lost_for_s() > _LOST_S
@@ -106,27 +104,27 @@ class RayReplica(ConversingReplica):
 
     async def _begin(self) -> Description:
         blueprint = self.blueprint
-        self._doing = "Ray could not be joined"
-        self._limit("start_timeout_s", blueprint.options.start_timeout_s)
+        start_timeout_s = blueprint.options.start_timeout_s
+        self._limit("Ray could not be joined", "start_timeout_s", start_timeout_s)
         await anyio.to_thread.run_sync(join, self._link, abandon_on_cancel=True)
         asked = asked_of_ray(actor_options(blueprint))
-        self._doing = f"Ray has not placed its actor, which asks for {asked}"
-        self._pending = asked
+        doing = f"Ray has not placed its actor, which asks for {asked}"
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
-        self._limit("place_timeout_s", place_timeout_s)
+        self._limit(doing, "place_timeout_s", place_timeout_s)
         self._run_beside(self._watch_wait)
         soon = EventLoop.here().soon
         # If this is abandoned, the link kills the actor. Ray would not, as it has calls.
         make = partial(new_actor, blueprint, self._group, partial(self._link.own, soon=soon))
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         node = await self._link.attach(actor, soon)
-        self._pending = None
         self._run_beside(self._watch_nodes, node)
-        self._doing = "its code was still starting"
-        self._limit("start_timeout_s", blueprint.options.start_timeout_s)
+        self._limit("its code was still starting", "start_timeout_s", start_timeout_s)
         # Like all that Ray carries, classes of the main script are sent with their code.
         dumps = ray.cloudpickle.dumps
-        conversation = self._converse(self.tag, self._link.sockets, dumps=dumps)
+        grace_s = blueprint.options.cancel_grace_s
+        conversation = self._converse(
+            Conversation(self, self.tag, self._link.sockets, grace_s, dumps=dumps)
+        )
         code = pickled_code(blueprint.definition, blueprint.user_config, dumps)
         loop = parking_of_this_loop().name
         start_message = StartMessage(*blueprint.identity, loop, None, None, None, code)
@@ -134,8 +132,12 @@ class RayReplica(ConversingReplica):
         self._run_beside(self._ping, conversation)
         return description
 
-    def _limit(self, option: str, limit_s: float | None) -> None:
-        self._limited_by = option
+    @property
+    def _is_unplaced(self) -> bool:
+        return self._limited_by == "place_timeout_s"
+
+    def _limit(self, doing: str, option: str, limit_s: float | None) -> None:
+        self._doing, self._limited_by = doing, option
         self._limit_s = math.inf if limit_s is None else limit_s
         self._starting.deadline = anyio.current_time() + self._limit_s
 
@@ -144,7 +146,7 @@ class RayReplica(ConversingReplica):
         has_said = False
         while True:
             await anyio.sleep(_PATIENCE_S)
-            if self._pending is None:
+            if not self._is_unplaced:
                 return
             if not ray.is_initialized():  # Ray does not say so, and a question would connect again
                 self._link.finish("was lost: the program has called ray.shutdown()")

@@ -18,6 +18,7 @@ import anyio
 from shoal.core.addresses import model_server_address
 from shoal.errors import NotAllowed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.contract import Replica
+from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
 from shoal.replicas.process.wire.messages import unpickled
@@ -28,7 +29,6 @@ from shoal.replicas.remote.sockets import connect
 if TYPE_CHECKING:
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.calls import Conversation
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message
 
@@ -100,7 +100,10 @@ class RemoteReplica(ConversingReplica):
     async def _described(self, sock: Any) -> Description:
         reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
         where = f"the model server at {self._address}"
-        conversation = self._converse(where, [sock, sock], reader=reader)
+        grace_s = self.blueprint.options.cancel_grace_s
+        conversation = self._converse(
+            Conversation(self, where, [sock, sock], grace_s, reader=reader)
+        )
         self._run_beside(self._read, conversation)
         self._run_beside(keep_alive, conversation.data, reader, self.kill)
         return await self._started(conversation, (self.blueprint.identity.backend, self.tag))
