@@ -22,7 +22,7 @@ import anyio.lowlevel
 from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
-from shoal.batching.handlers.handler import Handler, HoldLog, in_own_context
+from shoal.batching.handlers.handler import DONE, Handler, HoldLog, PlainSteps, in_own_context
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
@@ -32,7 +32,7 @@ from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import Description, Instance, is_async, is_async_class
-from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
+from shoal.replicas.code.jobs import Job
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.work import JobThread, UnderWay
 from shoal.replicas.threads import InnerCalls
@@ -96,7 +96,8 @@ class LocalReplica(Replica):
     async def run(self, method: str, items: list[Any]) -> Any:
         handler = self._handler(method)
         if handler.threaded:
-            job = Job(lambda: _as_plain(plain_results(handler, items)))
+            # In a context of its own: the thread may run the next call in the same one.
+            job = Job(lambda: _as_plain(copy_context().run(handler.plain_results, items)))
             return await self._in_thread(job, calls=InnerCalls())
         with self._work.within_scope() as scope:
             return await self._work.run(_results(handler, items), scope)
