@@ -16,8 +16,8 @@ from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.ending import Ending
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import FrameKind
-from shoal.replicas.process.wire.messages import Message, packed
-from shoal.replicas.process.wire.start import received, why_unsendable
+from shoal.replicas.process.wire.messages import Message, packed, packed_parts
+from shoal.replicas.process.wire.start import received
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
@@ -178,8 +178,5 @@ class ConversingReplica(Replica):
     def _packed(self, conversation: Conversation, method: str, items: list[Any]) -> Message:
         batch = running_batch.get(None)
         data = None if batch is None else batch_as_data(batch, anyio.current_time())
-        dumps = conversation.dumps
-        try:
-            return packed((method, items, data), dumps=dumps)
-        except Exception as error:
-            raise why_unsendable("item {nth} of the batch", items, error, dumps) from error
+        content = method, items, data
+        return packed_parts(content, method, "item {} of the batch", items, conversation.dumps)

@@ -30,8 +30,8 @@ from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
-from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled, unshared
-from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
+from shoal.replicas.process.wire.messages import EMPTY, packed, packed_parts, unpickled, unshared
+from shoal.replicas.process.wire.start import Defaults, sendable
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 from shoal.serving.backend_options import MOST_REMOTE
 
@@ -409,9 +409,6 @@ def _raise_common(outcomes: Sequence[Any]) -> None:
 
 def _packed(method: str, slots: list[Any]) -> Message:
     check_may_leave(slots)
-    try:
-        message = packed(slots_as_data(slots))
-    except Exception as error:
-        raise why_unsendable(f"result {{nth}} of {method}()", slots, error) from error
+    message = packed_parts(slots_as_data(slots), method, "result {} of {}()", slots)
     check_size(message, f"the results of {method}()")
     return message

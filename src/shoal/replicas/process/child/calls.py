@@ -11,15 +11,15 @@ import pickle
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shoal.batching.current import continued, running_batch, running_replica, setting
 from shoal.batching.handlers.batch_results import check_results
 from shoal.replicas.code.instance import Instance, takes_no_open_batch
 from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
-from shoal.replicas.process.wire.messages import Message, MessageCodec, packed, places_of
-from shoal.replicas.process.wire.start import Defaults, why_unsendable
+from shoal.replicas.process.wire.messages import Message, MessageCodec, packed_parts, places_of
+from shoal.replicas.process.wire.start import Defaults
 from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
@@ -147,14 +147,7 @@ class CallAnswers:
         check_results(handler.name, len(work.items), results, is_step=handler.streams)
         check_may_leave(results)
         slots = slots_as_data(results, self.dumps)
-        try:
-            message = packed(slots, dumps=self.dumps)
-        except Exception as error:
-            listed: list[Any] = [results]
-            if isinstance(results, (list, tuple)):
-                listed = list(cast("list[Any]", results))
-            name = f"result {{nth}} of {work.method}()"
-            raise why_unsendable(name, listed, error, self.dumps) from error
+        message = packed_parts(slots, work.method, "result {} of {}()", results, self.dumps)
         if self.codec.reserve(message):
             self.codec.write(message)
         return message

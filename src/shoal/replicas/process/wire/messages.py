@@ -89,6 +89,26 @@ def pickled(
 packed = held(pickled)
 
 
+def packed_parts(
+    content: Any, method: str, name: str, parts: Any, dumps: Dumps = pickle.dumps
+) -> Message:
+    """Packs an object; the error names the first of its `parts` that can't be pickled."""
+    # The name is formatted only then, with the number of the part, and the method.
+    try:
+        return packed(content, dumps=dumps)
+    except Exception as error:
+        text = f"{name.format(0, method)} can't be sent between processes: {error}"
+        listed: list[Any] = [*parts] if isinstance(parts, (list, tuple)) else [parts]
+        for nth, part in enumerate(listed):
+            try:
+                dumps(part, 5)
+            except Exception as own:
+                kind = type(part).__qualname__
+                text = f"{name.format(nth, method)} can't be sent between processes ({own}): {kind}"
+                break
+        raise TypeError(text) from error
+
+
 def _goes_inside(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
     """Puts large buffers into a list, and leaves others in the pickle."""
     raw = buffer.raw()
