@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
@@ -110,12 +109,9 @@ class ConversingReplica(Replica):
         batch = running_batch.get(None) if self._forms_batches else None
         return await conversation.ask(FrameKind.RUN, message, batch)
 
-    async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
+    def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
-        message = self._packed(conversation, method, items)
-        async with aclosing(conversation.ask_steps(message)) as steps:
-            async for step in steps:
-                yield step
+        return conversation.ask_steps(self._packed(conversation, method, items))
 
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         await self._working().ask_open(method, batch)
