@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.errors import ReplicaNotStarted
 from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.placements import RayOptions
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica
-from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
 from shoal.replicas.ray.actor import STOPPED
 from shoal.replicas.ray.cluster import (
@@ -47,6 +46,7 @@ from shoal.replicas.ray.placing import (
     free_resources,
     new_actor,
 )
+from shoal.replicas.remote.keep_alive import keep_alive
 
 if TYPE_CHECKING:
     from shoal.replicas.code.instance import Description
@@ -62,9 +62,8 @@ _LOST_S: Final = 60.0
 # How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
 # Ray notices a frozen node after 66 s by default, and then says so. An actor that does not answer
-# for this long counts as dead. Its code may hold the GIL for nearly as long.
-_PING_PERIOD_S: Final = 5.0
-_PING_LIMIT_S: Final = 45.0
+# for ten periods counts as dead. Its code may hold the GIL for nearly as long.
+_PING_PERIOD_S: Final = 4.5
 
 
 class RayReplica(ConversingReplica):
@@ -129,7 +128,7 @@ class RayReplica(ConversingReplica):
         loop = parking_of_this_loop().name
         start_message = StartMessage(*blueprint.identity, loop, None, None, None, code)
         description = await self._started(conversation, start_message)
-        self._run_beside(self._ping, conversation)
+        self._run_beside(keep_alive, conversation.control, self._has_frozen, _PING_PERIOD_S)
         return description
 
     @property
@@ -185,14 +184,8 @@ class RayReplica(ConversingReplica):
         await super()._read_control(conversation)
         await self._link.lose()
 
-    async def _ping(self, conversation: Conversation) -> None:
-        """Ends the replica when its process does not answer, for example on a frozen node."""
-        while True:
-            await anyio.sleep(_PING_PERIOD_S)
-            with anyio.move_on_after(_PING_LIMIT_S) as waiting, suppress(ReplicaDied):
-                await conversation.ask_beside(FrameKind.PING)
-            if waiting.cancelled_caught:
-                self._link.finish(f"died: its process did not answer for {_PING_LIMIT_S:g} s")
+    def _has_frozen(self, why: str) -> None:
+        self._link.finish(f"died: its process did not answer: {why}")
 
     async def _close(self) -> None:
         link = self._link

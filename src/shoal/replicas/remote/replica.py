@@ -105,7 +105,7 @@ class RemoteReplica(ConversingReplica):
             Conversation(self, where, [sock, sock], grace_s, reader=reader)
         )
         self._run_beside(self._read, conversation)
-        self._run_beside(keep_alive, conversation.data, reader, self.kill)
+        self._run_beside(keep_alive, conversation.data, self.kill)
         return await self._started(conversation, (self.blueprint.identity.backend, self.tag))
 
     async def _leave(self) -> None:

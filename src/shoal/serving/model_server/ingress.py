@@ -97,8 +97,8 @@ class Ingress:
 
     def __init__(self, sock: Any, name: str, controller: Controller, counts: Counter[str]) -> None:
         self.name = name
-        self._reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
-        self._connection = FrameConnection(sock, self._reader, self._on_invalid_frame)
+        reader = FrameReader(most_bytes=MOST_BYTES)
+        self._connection = FrameConnection(sock, reader, self._on_invalid_frame)
         self._controller = controller
         self._counts = counts
         self._calls: dict[int, _Call] = {}
@@ -116,7 +116,7 @@ class Ingress:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self._connection.write)
-                tasks.start_soon(keep_alive, self._connection, self._reader, self._end)
+                tasks.start_soon(keep_alive, self._connection, self._end)
                 tasks.start_soon(self._read)
                 await self._ended.wait()
                 self._connection.shut_down()  # nothing starts a task any more
