@@ -82,15 +82,17 @@ class LocalReplica(Replica):
                         thread.abandon()
 
     def stop(self) -> None:
-        self._work.ending.stop()
-        self._work.finish()
-        self._starting.cancel()
+        if not self._work.ending.begun.is_set():  # else a job that cleans up would be given up
+            self._work.ending.stop()
+            self._work.finish()
+            self._starting.cancel()
 
     def kill(self, reason: str) -> None:
-        self._work.ending.die(f"was killed: {reason}")
-        self._work.finish()
-        self._starting.cancel()
-        self._closing.cancel()
+        if self._work.ending.how is None:
+            self._work.ending.die(f"was killed: {reason}")
+            self._work.finish()
+            self._starting.cancel()
+            self._closing.cancel()
 
     @holds_ctrl_c
     async def run(self, method: str, items: list[Any]) -> Any:

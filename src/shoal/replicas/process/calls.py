@@ -12,7 +12,7 @@ import pickle
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -23,7 +23,7 @@ from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.process.replies import PendingCall, Replies
+from shoal.replicas.process.replies import Peer, PendingCall, Replies
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.open_relay import OpenNews
     from shoal.core.request import Batch, Request
-    from shoal.errors import ReplicaDied
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import FrameReader
 
@@ -60,14 +59,6 @@ _NAMES: Final = {
     FrameKind.RECONFIGURE: "reconfigure()",
     FrameKind.HEALTH: "health()",
 }
-
-
-class Peer(Protocol):
-    """The other end of a conversation: a worker process, a model server, or a Ray actor."""
-
-    def kill(self, reason: str) -> None: ...
-
-    def death(self) -> ReplicaDied: ...
 
 
 class Conversation:
@@ -107,7 +98,7 @@ class Conversation:
             self.data,
             self.handle,
             cancel_grace_s,
-            lambda: peer.kill("it had closed its connection"),
+            peer,
             reads=self.data is not self.control,
         )
         # Whether the worker has ended.
@@ -130,12 +121,8 @@ class Conversation:
         try:
             if batch is not None:
                 batch.on_left = partial(self._cancel_item, call, batch, on_left)
-            frame = await self._replies.next(call)
-            while frame is not None and frame.kind is FrameKind.PART:
+            while (frame := await self._replies.next(call)).kind is FrameKind.PART:
                 self._peer.kill("it sent a step instead of a result")
-                frame = await self._replies.next(call)
-            if frame is None:
-                raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             if batch is not None:
@@ -159,12 +146,7 @@ class Conversation:
         call = await self._begin(FrameKind.STREAM, message)
         taken = 0
         try:
-            while True:
-                frame = await self._replies.next(call)
-                if frame is None:
-                    raise self._peer.death()
-                if frame.kind is FrameKind.END:
-                    return
+            while (frame := await self._replies.next(call)).kind is not FrameKind.END:
                 yield await self._opened(frame, HANDLER)
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
@@ -183,16 +165,12 @@ class Conversation:
             async with ungrouped() as tasks:
                 try:
                     relay.begin(tasks, partial(self._send_news, call, relay))
-                    while (frame := await self._replies.next(call)) is not None:
-                        if frame.kind is not FrameKind.ANSWERS:
-                            break
+                    while (frame := await self._replies.next(call)).kind is FrameKind.ANSWERS:
                         await self._take_answers(frame, relay)
                 finally:
                     tasks.cancel_scope.cancel()
         finally:
             await self._finish_call(call, FrameKind.OPEN, relay)
-        if frame is None:
-            raise self._peer.death()
         await self._copy(frame)
         # No other task may run from here on until the run has ended: it would take them again.
         relay.queue_again()
@@ -226,8 +204,6 @@ class Conversation:
         try:
             self.control.send(unshared(kind, call.id))
             frame = await self._replies.next(call)
-            if frame is None:
-                raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             self._forget(call)
