@@ -15,8 +15,8 @@ Code that is given as an object is pickled by name. If that is in the main scrip
 the script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that
 starts anything must do so under ``if __name__ == "__main__":``.
 
-The modules: `conversing` (the life of such a replica), `worker` (the process), `calls` (the calls to
-it), the package `wire` (the protocol), and the package `child` (the worker's program).
+The modules: `conversing` (the life of such a replica), `worker` (the process), `calls` (the calls
+to it), the package `wire` (the protocol), and the package `child` (the worker's program).
 """
 
 from __future__ import annotations
