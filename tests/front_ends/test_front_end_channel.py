@@ -10,7 +10,7 @@ import pytest
 
 from shoal.front_ends.wire import Channel
 from shoal.replicas.process.wire.frames import FrameReader
-from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
+from shoal.replicas.process.wire.shared_memory import Region, SharedMemory, new_memory
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
@@ -21,7 +21,7 @@ MEMORY = 2**20
 class End:
     """One end, and what it has received."""
 
-    def __init__(self, sock, outgoing=None, incoming=None):
+    def __init__(self, sock, outgoing, incoming):
         self.failures = []
         reader = FrameReader()
         self.channel = Channel(sock, reader, outgoing, incoming, self.failures.append)
@@ -42,15 +42,13 @@ class End:
 async def connected(*, shares_memory):
     ours, theirs = socket.socketpair()
     fd = new_memory(MEMORY) if shares_memory else None
-    if fd is None:
-        ends = End(ours), End(theirs)
-    else:
-        memory = SharedMemory(fd, MEMORY)
+    memory = SharedMemory(fd, MEMORY)
+    if fd is not None:
         os.close(fd)
-        ends = (
-            End(ours, memory.requests, memory.replies),
-            End(theirs, memory.replies, memory.requests),
-        )
+    ends = (
+        End(ours, memory.requests, memory.replies),
+        End(theirs, memory.replies, memory.requests),
+    )
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             for end in ends:
@@ -90,7 +88,7 @@ async def test_memory_is_given_back(shares_memory):
 
 async def test_what_is_no_frame_ends_the_channel():
     ours, theirs = socket.socketpair()
-    end = End(theirs)
+    end = End(theirs, Region(), Region())
     with ours, anyio.fail_after(HANG_S):
         ours.sendall(b"\xff" * 64)
         await end.channel.run(end.take)

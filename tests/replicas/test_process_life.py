@@ -213,7 +213,7 @@ async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp
     ended = worker.Worker(identity, ProcessOptions(python=str(python)))
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it ends at once
     ended.close()
-    death = ended.death()
+    death = ended.death(ended.how_it_ended())
     assert (death.exit_code, death.last_lines) == (7, "one\ntwo")
 
 

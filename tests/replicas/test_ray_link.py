@@ -15,6 +15,7 @@ from worker_processes import until
 pytest.importorskip("ray")
 
 from shoal.loops.event_loop import EventLoop
+from shoal.replicas.ending import Ending
 from shoal.replicas.ray.actor import STOPPED, _Listener
 from shoal.replicas.ray.link import Link
 from shoal.replicas.ray.placing import NewActor
@@ -58,7 +59,7 @@ async def test_a_reader_that_pauses_for_long_loses_no_connection(
     sender: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.replicas.remote.sockets._UNACKNOWLEDGED_MS", 100)
-    link = Link("model#7", 1.0, list)
+    link = Link(Ending("model#7"), 1.0, list)
     actor_ends = await attached(link, Future())
     data, reader = link.sockets[0], actor_ends[0]
     if sender == "actor":
@@ -116,12 +117,14 @@ async def test_an_actor_that_can_not_accept_tries_again_later(
 )
 async def test_an_actor_that_stops_unasked_was_lost(is_closing: bool, said: str, how: str) -> None:
     ending: Future[str] = Future()
-    link = Link("model#7", 1.0, list)
-    link.is_closing = is_closing
+    replica = Ending("model#7")
+    if is_closing:
+        replica.stop()
+    link = Link(replica, 1.0, list)
     actor_ends = await attached(link, ending)
     ending.set_result(said)
     await link.ended.wait()
-    assert str(link.death()) == f"model#7 {how}"
+    assert str(replica.death()) == f"model#7 {how}"
     for sock in actor_ends:
         sock.close()
     link.close()

@@ -240,7 +240,7 @@ class LetsPanicsOut(TaskReplica):
 
 class WorksOnAfterTheEnd(TaskReplica):
     async def run(self, method, items):
-        if self._work.ended.is_set() and method == "__call__":
+        if self._work.ending.begun.is_set() and method == "__call__":
             return [2 * item for item in items]
         return await super().run(method, items)
 

@@ -89,7 +89,7 @@ class RemoteFrontEnd:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
             passed = [listening, theirs.fileno(), *([] if memory is None else [memory])]
-            regions = None if memory is None else SharedMemory(memory, MEMORY)
+            regions = SharedMemory(memory, MEMORY)
             send(ours, encoded(FrameKind.START, 0, [start]))
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - ours
                 [*command, *map(str, (PROTOCOL, *passed))],
@@ -108,8 +108,8 @@ class RemoteFrontEnd:
         self._channel = Channel(
             ours,
             FrameReader(),
-            None if regions is None else regions.requests,
-            None if regions is None else regions.replies,
+            regions.requests,
+            regions.replies,
             self._invalid,
         )
         self._calls = RemoteCalls(shared, self._channel)

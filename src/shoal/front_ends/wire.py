@@ -112,8 +112,8 @@ class Channel:
         self,
         sock: socket.socket,
         reader: FrameReader,
-        outgoing: Region | None,
-        incoming: Region | None,
+        outgoing: Region,
+        incoming: Region,
         on_invalid_frame: Callable[[Exception], object],
     ) -> None:
         self._connection = FrameConnection(sock, reader, on_invalid_frame)
@@ -162,7 +162,7 @@ class Channel:
         """Closes the socket and frees the shared memory, once `run` has ended."""
         self._connection.close()
         # Each end refers to the other's objects; without this they would stay until a collection.
-        self._codec = MessageCodec(None, None)
+        self._codec = MessageCodec()
 
     async def _flush_when_posted(self) -> None:
         while True:

@@ -58,10 +58,6 @@ def _bundles(name: str, value: Any) -> None:
         raise ValueError(f"{name} must have at least one bundle, such as {{'CPU': 1}}")
 
 
-def _group_strategy(name: str, value: Any) -> None:
-    one_of(name, value, _GROUP_STRATEGIES)
-
-
 def _list(name: str, value: Any) -> None:
     if not isinstance(value, list):
         raise TypeError(f"{name} must be a list, not {value!r}")
@@ -81,7 +77,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], object]]] = {
     "enable_task_events": yes_or_no,
     # As in Ray Serve: a placement group for each replica. Its actor is in the first bundle.
     BUNDLES: _bundles,
-    GROUP_STRATEGY: _group_strategy,
+    GROUP_STRATEGY: partial(one_of, allowed=_GROUP_STRATEGIES),
 }
 
 

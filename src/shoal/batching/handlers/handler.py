@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Fill: TypeAlias = Literal["closed", "open", "continuous"]
 """When a batch is complete: before the handler starts, while it runs, or never."""
 
-_DONE: Any = object()
+DONE: Final[Any] = object()
 
 T = TypeVar("T")
 
@@ -134,20 +134,17 @@ class Handler:
         """Runs a unary handler; cancellation reaches an async one, and waits for a thread."""
         if self.binding.gives_one_list and not self.threaded:  # the usual case
             return await self.function(items)
-        args, kwargs = self.binding.columns(items)
         if self.threaded:
             # The slots limit how many threads run at once.
-            results = await in_thread(partial(self.function, *args, **kwargs))
-            self._check_not_awaitable(results)
-        else:
-            results = await self.function(*args, **kwargs)
+            return await in_thread(partial(self.plain_results, items))
+        args, kwargs = self.binding.columns(items)
+        results = await self.function(*args, **kwargs)
         return [results] if self.is_of_one else results
 
-    @property
-    def is_of_one(self) -> bool:
-        return self.binding.gives == "arguments"
-
-    def _check_not_awaitable(self, results: Any) -> None:
+    def plain_results(self, items: list[Any]) -> Any:
+        """Runs a plain unary handler, in this thread and context."""
+        args, kwargs = self.binding.columns(items)
+        results = self.function(*args, **kwargs)
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()
@@ -155,36 +152,61 @@ class Handler:
                 f"the handler {self.name} is a plain function but returned an awaitable; "
                 "make it an async function"
             )
+        return [results] if self.is_of_one else results
+
+    @property
+    def is_of_one(self) -> bool:
+        return self.binding.gives == "arguments"
 
     def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         """Runs a generator handler; cancellation reaches an async one, and waits for a step."""
+        if self.threaded:
+            return self._threaded_steps(PlainSteps(self, items))
         args, kwargs = self.binding.columns(items)
-        started = self.function(*args, **kwargs)
-        steps = started if self._async_steps else self._threaded_steps(started)
+        steps = self.function(*args, **kwargs)
         return _of_one(steps) if self.is_of_one else steps
 
-    async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
-        # One context for all steps, as for a generator that runs in one thread. It is copied in the
-        # thread: the event loop's context would make code believe that it runs in the loop.
-        context: Context | None = None
-
-        def next_step() -> Any:
-            nonlocal context
-            context = context or copy_context()
-            return context.run(next, generator, _DONE)
-
-        def close() -> None:
-            (context or copy_context()).run(generator.close)
-
+    async def _threaded_steps(self, steps: PlainSteps) -> AsyncGenerator[Any, None]:
         try:
-            while True:
-                step = await in_thread(next_step)
-                if step is _DONE:
-                    return
+            while (step := await in_thread(steps.next)) is not DONE:
                 yield step
         finally:
             with anyio.CancelScope(shield=True):
-                await in_thread(close)
+                await in_thread(steps.close)
+
+
+class PlainSteps:
+    """The steps of a plain generator function. The first step starts it."""
+
+    def __init__(self, handler: Handler, items: list[Any]) -> None:
+        self.is_open = False
+        self._handler = handler
+        self._items = items
+        self._generator: Any = None
+        # One context for all steps. It is copied in the thread: the event loop's context would make
+        # code believe that it runs in the loop.
+        self._context: Context | None = None
+
+    def next(self) -> Any:
+        """Runs a step, in this thread; returns `DONE` if there is none."""
+        if self._context is None:
+            self._context = copy_context()
+        step = self._context.run(self._step)
+        return [step] if self._handler.is_of_one and step is not DONE else step
+
+    def close(self) -> None:
+        if self.is_open and self._context is not None:
+            self.is_open = False
+            self._context.run(self._generator.close)
+
+    def _step(self) -> Any:
+        if self._generator is None:
+            args, kwargs = self._handler.binding.columns(self._items)
+            self._generator = self._handler.function(*args, **kwargs)
+        self.is_open = False  # unless it yields another step
+        step = next(self._generator, DONE)
+        self.is_open = step is not DONE
+        return step
 
 
 async def _of_one(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:  # the certificate has changed since the server read it
         say(f"shoal: a worker {cant_listen(options, error)}")
         return 1
-    regions = SharedMemory(memory[0], MEMORY) if memory else None
+    regions = SharedMemory(memory[0] if memory else None, MEMORY)
     return run_in(start.event_loop, partial(_serve, options, tls, sock, reader, regions))
 
 
@@ -83,15 +83,9 @@ async def _serve(
     tls: SSLContext | None,
     sock: socket.socket,
     reader: FrameReader,
-    regions: SharedMemory | None,
+    regions: SharedMemory,
 ) -> int:
-    channel = Channel(
-        sock,
-        reader,
-        None if regions is None else regions.replies,
-        None if regions is None else regions.requests,
-        _raise,
-    )
+    channel = Channel(sock, reader, regions.replies, regions.requests, _raise)
     counts = ConnectionCounts(options.max_connections)
     front_end = FrontEnd(channel, counts.totals, options.retry_after_s)
     code = 0

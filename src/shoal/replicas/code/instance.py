@@ -206,22 +206,21 @@ def _is_its_own(cls: Any, name: str) -> bool:
 
 def forms_batches(code: Any) -> bool:
     """Returns whether a function, a class or its instance has code decorated with `shoal.batch`."""
-    if isinstance(code, Decorated):
-        return True
     cls = cast("Any", code if inspect.isclass(code) else type(code))
-    members = (inspect.getattr_static(cls, name, None) for name in dir(cls))
-    return any(isinstance(getattr(one, "__func__", one), Decorated) for one in members)
+    return isinstance(code, Decorated) or any(_decorated_names(cls))
 
 
-def _own_batchers(target: Any) -> Iterator[Decorated]:
+def _own_batchers(target: Any) -> list[Decorated]:
     if isinstance(target, Decorated):
-        yield target
-        return
-    cls = cast("Any", type(target))
+        return [target]
+    return [getattr(target, name) for name in _decorated_names(cast("Any", type(target)))]
+
+
+def _decorated_names(cls: Any) -> Iterator[str]:
     for name in dir(cls):
         static: Any = inspect.getattr_static(cls, name, None)
         if isinstance(getattr(static, "__func__", static), Decorated):
-            yield getattr(target, name)
+            yield name
 
 
 def _awaited(face: Decorated) -> Callable[..., Any]:

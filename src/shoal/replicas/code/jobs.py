@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-from shoal.errors import WrongResultType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.handlers.handler import Handler
     from shoal.loops.parking import Parking
-
-# The value that `PlainSteps.next` returns when the generator has ended.
-DONE: Final[Any] = object()
 
 # The name in errors of user code that is not a hook.
 HANDLER: Final = "the handler"
@@ -107,49 +99,3 @@ class Job:
             raise error
         finally:
             del error  # its traceback holds this frame
-
-
-def plain_results(handler: Handler, items: list[Any]) -> Any:
-    """Calls a plain function of a backend on a batch, in this thread."""
-    args, kwargs = handler.binding.columns(items)
-    # In a context of its own: the thread may run the next call in the same one.
-    results = copy_context().run(handler.function, *args, **kwargs)
-    if inspect.isawaitable(results):
-        if inspect.iscoroutine(results):
-            results.close()
-        raise WrongResultType(
-            f"{handler.name} is a plain function but returned an awaitable; "
-            "make it an async function"
-        )
-    return [results] if handler.is_of_one else results
-
-
-class PlainSteps:
-    """The steps of a plain generator function, all in one context. The first step starts it."""
-
-    def __init__(self, handler: Handler, items: list[Any]) -> None:
-        self.is_open = False
-        self._handler = handler
-        self._items = items
-        self._generator: Any = None
-        self._context: Context | None = None
-
-    def next(self) -> Any:
-        if self._context is None:
-            self._context = copy_context()
-        step = self._context.run(self._step)
-        return [step] if self._handler.is_of_one and step is not DONE else step
-
-    def close(self) -> None:
-        if self.is_open and self._context is not None:
-            self.is_open = False
-            self._context.run(self._generator.close)
-
-    def _step(self) -> Any:
-        if self._generator is None:
-            args, kwargs = self._handler.binding.columns(self._items)
-            self._generator = self._handler.function(*args, **kwargs)
-        self.is_open = False  # unless it yields another step
-        step = next(self._generator, DONE)
-        self.is_open = step is not DONE
-        return step

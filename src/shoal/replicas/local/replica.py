@@ -22,7 +22,7 @@ import anyio.lowlevel
 from shoal.batching.current import running_replica, setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
-from shoal.batching.handlers.handler import Handler, HoldLog, in_own_context
+from shoal.batching.handlers.handler import DONE, Handler, HoldLog, PlainSteps, in_own_context
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
 from shoal.failures.exceptions import ungrouped
@@ -32,7 +32,7 @@ from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import Description, Instance, is_async, is_async_class
-from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
+from shoal.replicas.code.jobs import Job
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.work import JobThread, UnderWay
 from shoal.replicas.threads import InnerCalls
@@ -55,7 +55,6 @@ class LocalReplica(Replica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._work = UnderWay(blueprint.identity, self.kill)
-        self._was_killed = False
         self._starting = anyio.CancelScope()
         self._closing = anyio.CancelScope()
         self._has_threads = False
@@ -74,22 +73,24 @@ class LocalReplica(Replica):
                 self._has_threads = True
                 await self._live(task_status)
             finally:
-                self._work.finish("has ended")
+                self._work.ending.die_unasked("has ended")
                 self._has_threads = False
-                self._work.give_up_jobs()
+                self._work.finish()
                 for thread in self._threads:
                     thread.release()
                     if self._work.jobs:
                         thread.abandon()
 
     def stop(self) -> None:
-        self._starting.cancel()
-        self._work.finish("was stopped")
+        if not self._work.ending.begun.is_set():  # else a job that cleans up would be given up
+            self._work.ending.stop()
+            self._work.finish()
+            self._starting.cancel()
 
     def kill(self, reason: str) -> None:
-        if not self._was_killed:
-            self._was_killed = True
-            self._work.finish(f"was killed: {reason}", again=True)
+        if self._work.ending.how is None:
+            self._work.ending.die(f"was killed: {reason}")
+            self._work.finish()
             self._starting.cancel()
             self._closing.cancel()
 
@@ -97,7 +98,8 @@ class LocalReplica(Replica):
     async def run(self, method: str, items: list[Any]) -> Any:
         handler = self._handler(method)
         if handler.threaded:
-            job = Job(lambda: _as_plain(plain_results(handler, items)))
+            # In a context of its own: the thread may run the next call in the same one.
+            job = Job(lambda: _as_plain(copy_context().run(handler.plain_results, items)))
             return await self._in_thread(job, calls=InnerCalls())
         with self._work.within_scope() as scope:
             return await self._work.run(_results(handler, items), scope)
@@ -204,14 +206,15 @@ class LocalReplica(Replica):
                 await self._start()
                 self._work.is_open = True
                 task_status.started(self.instance.description)
-                await self._work.ended.wait()
-                if not self._was_killed:
+                ending = self._work.ending
+                await ending.begun.wait()
+                if ending.how is None:
                     with self._closing:
                         await self._work.wait_idle()
                         await self._close()
-                if self._was_killed:
+                if ending.how is not None:
                     await self._work.wait_idle()
-                    raise self._work.died()
+                    raise ending.death()
 
     async def _start(self) -> None:
         timeout_s = self.blueprint.options.start_timeout_s
@@ -230,8 +233,10 @@ class LocalReplica(Replica):
                 await anyio.lowlevel.checkpoint()
         except Exception as error:
             cause = error
-        if self._starting.cancel_called:
-            why = self._work.end or f"was not ready within {timeout_s:g} s (start_timeout_s)"
+        if self._work.ending.begun.is_set():
+            why = str(self._work.ending)
+        elif self._starting.cancel_called:
+            why = f"was not ready within {timeout_s:g} s (start_timeout_s)"
         elif cause is not None:
             why = f"could not be started: {shown(cause)}{constructor_hint(cause)}"
         else:
@@ -293,7 +298,7 @@ class LocalReplica(Replica):
         self._work.check_open()
         step = await self._work.run(_step(steps), scope)
         if scope.cancel_called:
-            raise self._work.died()  # whatever the code did on cancellation
+            raise self._work.ending.death()  # whatever the code did on cancellation
         return step
 
     async def _in_thread(
@@ -327,7 +332,7 @@ class LocalReplica(Replica):
             self._work.jobs.add(following)
         if not job.answer(value, error):
             if following is not None:
-                following.give_up(self._work.died())
+                following.give_up(self._work.ending.death())
             elif job.undo is not None and self._has_threads:
                 self._start_job(Job(job.undo))
         self._work.jobs.discard(job)
@@ -340,7 +345,7 @@ class LocalReplica(Replica):
 
     def _handler(self, method: str) -> Handler:
         if not self._work.is_open:
-            raise self._work.died()
+            raise self._work.ending.death()
         try:
             return self.instance.handlers[method]
         except KeyError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from shoal.batching.handlers.handler import Handler
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.local.replica import LocalReplica
 
@@ -42,9 +41,7 @@ class TaskReplica(LocalReplica):
             await self._work.run(handler.function(batch), scope)
 
     def open_binding(self, method: str) -> Binding:
-        handler = self._handler(method)
-        prototype = self.blueprint.definition.signature
-        return Handler(handler.function, prototype, fill="open").binding
+        return self.instance.description.open_binding(method, self.tag)
 
     def _begin(self, job: Job, context: Context) -> None:
         # There is no limit: the batcher limits the number of batches already.

@@ -18,11 +18,11 @@ import anyio.to_thread
 
 from shoal.batching.current import Identity, running_replica
 from shoal.batching.decorator.block import BatcherBlock, own_block
-from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import ends_the_program, must_propagate, own_copy
 from shoal.failures.held import holding, shown
 from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.jobs import HANDLER, Job
+from shoal.replicas.ending import Ending
 from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class UnderWay:
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
         self._kill = kill
         self.is_open = False
-        # How the replica ended, for messages; None before.
-        self.end: str | None = None
-        self.ended = anyio.Event()
+        self.ending = Ending(identity.replica)
         # The jobs that threads still run; the replica adds and removes them.
         self.jobs: set[Job] = set()
         # The block in which batchers that the code calls are opened; None before the start.
@@ -61,12 +59,7 @@ class UnderWay:
     def check_open(self) -> None:
         """Raises `ReplicaDied` before the replica is ready, and after its end."""
         if not self.is_open:
-            raise self.died()
-
-    def died(self) -> ReplicaDied:
-        """Returns a new error for one piece of work that was lost with the replica."""
-        tag = self._identity.replica
-        return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
+            raise self.ending.death()
 
     def context_for_thread(self, calls: InnerCalls | None) -> Context:
         """Returns a context for user code in a thread; `calls` replaces the current ones."""
@@ -83,7 +76,7 @@ class UnderWay:
             return error
         if self.is_open and ends_the_program(error):
             self._kill(f"{name} raised {shown(error)}")
-            return self.died()
+            return self.ending.death()
         return own_copy(error, name)
 
     @contextmanager
@@ -97,10 +90,10 @@ class UnderWay:
             raise
         except BaseException as error:
             if scope.cancel_called and not must_propagate(error, self.parking):
-                raise self.died() from error
+                raise self.ending.death() from error
             raise
         if scope.cancel_called:
-            raise self.died()
+            raise self.ending.death()
 
     async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
         """Awaits user code; `scope` is cancelled with the replica, None for hooks and clean-up."""
@@ -121,20 +114,13 @@ class UnderWay:
             if self._idle is not None:
                 self.look_if_idle()
 
-    def finish(self, how: str, *, again: bool = False) -> None:
-        """Ends all work; `how` is, for example, "was stopped". `again` replaces an earlier end."""
-        if self.end is not None and not again:
-            return
-        self.end = how
+    def finish(self) -> None:
+        """Ends all work, because the replica ends."""
         self.is_open = False
-        self.give_up_jobs()
+        for job in self.jobs:
+            job.give_up(self.ending.death())
         for scope in self._scopes:
             scope.cancel()
-        self.ended.set()
-
-    def give_up_jobs(self) -> None:
-        for job in self.jobs:
-            job.give_up(self.died())
 
     async def wait_idle(self) -> None:
         """Waits until all code has ended, including code whose callers no longer wait."""

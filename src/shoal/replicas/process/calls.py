@@ -9,11 +9,10 @@ a cancelled `reconfigure`, the grace period begins at once.
 from __future__ import annotations
 
 import pickle
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -24,7 +23,7 @@ from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.process.replies import PendingCall, Replies
+from shoal.replicas.process.replies import Peer, PendingCall, Replies
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Frame, FrameKind
@@ -37,6 +36,7 @@ from shoal.replicas.process.wire.messages import (
     packed,
     places_of,
     unpickled,
+    unshared,
 )
 from shoal.replicas.process.wire.open_batch import OpenStart, packed_news, take_answers
 from shoal.replicas.scopes import until_overdue
@@ -44,13 +44,13 @@ from shoal.replicas.scopes import until_overdue
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from anyio.abc import TaskGroup
+
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.open_relay import OpenNews
     from shoal.core.request import Batch, Request
-    from shoal.errors import ReplicaDied
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import FrameReader
-    from shoal.replicas.process.wire.shared_memory import SharedMemory
 
 
 # The names of the code in errors, where it is not the handler.
@@ -61,48 +61,34 @@ _NAMES: Final = {
 }
 
 
-class Peer(Protocol):
-    """The other end of a conversation: a worker process, a model server, or a Ray actor."""
-
-    shared_memory: SharedMemory | None
-
-    @property
-    def reader(self) -> FrameReader | None:
-        """That of the data channel, if it has bytes or a limit already."""
-        ...
-
-    @property
-    def sockets(self) -> Sequence[Any]:
-        """The sockets for data and for control; they may be the same one."""
-        ...
-
-    def kill(self, reason: str | None = None) -> None: ...
-
-    def death(self) -> ReplicaDied: ...
-
-
 class Conversation:
     def __init__(
-        self, peer: Peer, where: str, cancel_grace_s: float, dumps: Dumps = pickle.dumps
+        self,
+        peer: Peer,
+        where: str,
+        sockets: Sequence[Any],
+        cancel_grace_s: float,
+        *,
+        reader: FrameReader | None = None,
+        codec: MessageCodec | None = None,
+        dumps: Dumps = pickle.dumps,
     ) -> None:
-        shared_memory = peer.shared_memory
-        self.codec = (
-            MessageCodec()
-            if shared_memory is None
-            else MessageCodec(shared_memory.requests, shared_memory.replies)
-        )
+        # The sockets for data and for control may be the same one. A given `reader` of the data
+        # has bytes or a limit already.
+        self.codec = codec or MessageCodec()
 
         def on_invalid_frame(error: Exception) -> None:
             peer.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
 
-        data, control = peer.sockets
-        self.data = self.control = FrameConnection(data, peer.reader, on_invalid_frame)
+        data, control = sockets
+        self.data = self.control = FrameConnection(data, reader, on_invalid_frame)
         if control is not data:
             self.control = FrameConnection(control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
         self.calls_out = CallOutRunner(partial(_send_on, self.control), dumps)
-        # Set when work is under way.
+        # Set when work is under way, and called when a call has ended that was the last.
         self.at_work = anyio.Event()
+        self.on_idle: Callable[[], object] | None = None
         self._peer = peer
         self._where = where
         self.dumps = dumps
@@ -112,7 +98,7 @@ class Conversation:
             self.data,
             self.handle,
             cancel_grace_s,
-            lambda: peer.kill("it had closed its connection"),
+            peer,
             reads=self.data is not self.control,
         )
         # Whether the worker has ended.
@@ -135,12 +121,8 @@ class Conversation:
         try:
             if batch is not None:
                 batch.on_left = partial(self._cancel_item, call, batch, on_left)
-            frame = await self._replies.next(call)
-            while frame is not None and frame.kind is FrameKind.PART:
+            while (frame := await self._replies.next(call)).kind is FrameKind.PART:
                 self._peer.kill("it sent a step instead of a result")
-                frame = await self._replies.next(call)
-            if frame is None:
-                raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             if batch is not None:
@@ -164,12 +146,7 @@ class Conversation:
         call = await self._begin(FrameKind.STREAM, message)
         taken = 0
         try:
-            while True:
-                frame = await self._replies.next(call)
-                if frame is None:
-                    raise self._peer.death()
-                if frame.kind is FrameKind.END:
-                    return
+            while (frame := await self._replies.next(call)).kind is not FrameKind.END:
                 yield await self._opened(frame, HANDLER)
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
@@ -188,16 +165,12 @@ class Conversation:
             async with ungrouped() as tasks:
                 try:
                     relay.begin(tasks, partial(self._send_news, call, relay))
-                    while (frame := await self._replies.next(call)) is not None:
-                        if frame.kind is not FrameKind.ANSWERS:
-                            break
+                    while (frame := await self._replies.next(call)).kind is FrameKind.ANSWERS:
                         await self._take_answers(frame, relay)
                 finally:
                     tasks.cancel_scope.cancel()
         finally:
             await self._finish_call(call, FrameKind.OPEN, relay)
-        if frame is None:
-            raise self._peer.death()
         await self._copy(frame)
         # No other task may run from here on until the run has ended: it would take them again.
         relay.queue_again()
@@ -229,13 +202,11 @@ class Conversation:
         """Makes a call over the control channel, which does not wait behind work."""
         call = self._new_call(reads=False)
         try:
-            self.control.send(MessageCodec().frame(kind, call.id))
+            self.control.send(unshared(kind, call.id))
             frame = await self._replies.next(call)
-            if frame is None:
-                raise self._peer.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
-            del self._replies.calls[call.id]
+            self._forget(call)
 
     def close(self) -> None:
         """Closes the connections, and breaks reference cycles, so shared memory is freed now."""
@@ -244,7 +215,7 @@ class Conversation:
         self.control.close()
 
     def drain(self) -> None:
-        self.control.send(MessageCodec().frame(FrameKind.DRAIN, 0))
+        self.control.send(unshared(FrameKind.DRAIN, 0))
 
     def close_worker(self) -> None:
         self.data.send(self.codec.frame(FrameKind.CLOSE, 0))
@@ -258,16 +229,16 @@ class Conversation:
         await self.control.read_in_task(self.handle_control)
 
     def handle_control(self, frame: Frame) -> None:
-        if frame.kind in FROM_CODE:
-            self.calls_out.handle(frame)
-        else:
+        if frame.kind not in FROM_CODE:
             self.handle(frame)
+        elif not self.is_over:
+            self.calls_out.handle(frame)
 
     def end(self) -> None:
         """Ends all calls, because the worker has died, after reading the frames that it sent."""
+        self.is_over = True
         self.data.read_available(self.handle)
         self.control.read_available(self.handle_control)
-        self.is_over = True
         self._replies.end()
         self.data.shut_down()
 
@@ -308,7 +279,7 @@ class Conversation:
             if not call.is_over and kind is not FrameKind.START:
                 await self._interrupt(call, kind)
         finally:
-            del self._replies.calls[call.id]
+            self._forget(call)
             while (frame := call.pop()) is not None:
                 if relay is not None and frame.kind is FrameKind.ANSWERS:
                     # A handler that is cancelled may still answer.
@@ -318,10 +289,15 @@ class Conversation:
                 else:
                     self.codec.drop(frame)
 
+    def _forget(self, call: PendingCall) -> None:
+        del self._replies.calls[call.id]
+        if self.on_idle is not None and self.is_idle:
+            self.on_idle()
+
     async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
         # The control channel reaches plain code, which does not read the data channel while it
         # works. The data channel reaches async code, and code that waits for a stream's reader.
-        self.control.send(MessageCodec().frame(FrameKind.CANCEL, call.id))
+        self.control.send(unshared(FrameKind.CANCEL, call.id))
         if self.data is not self.control:
             self.data.send(self.codec.frame(FrameKind.CANCEL, call.id))
         if kind is FrameKind.RECONFIGURE:
@@ -366,7 +342,7 @@ class Conversation:
 
 
 def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Message) -> None:
-    control.send(MessageCodec().frame(kind, id_, message))
+    control.send(unshared(kind, id_, message))
 
 
 # The kinds of frames on the control channel that belong to such calls.
@@ -380,14 +356,13 @@ class CallOutRunner:
         self._send = send
         self._dumps = dumps
         self._calls: dict[int, AnsweredCall] = {}
-        self._asked: deque[Frame] = deque()
-        self._has_some = anyio.Event()
+        self._make: Callable[[CallOut], Awaitable[Any]] | None = None
+        self._tasks: TaskGroup
 
     def handle(self, frame: Frame) -> None:
         if frame.kind is FrameKind.CALL_OUT:
             self._calls[frame.id] = AnsweredCall()
-            self._asked.append(frame)
-            self._has_some.set()
+            self._tasks.start_soon(self._answer, frame)
         elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
                 call.add_credit(unpickled(frame.body))
@@ -396,15 +371,13 @@ class CallOutRunner:
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
         """Makes and answers calls until it is cancelled; `make` is None to refuse them."""
-        async with anyio.create_task_group() as tasks:
-            while True:
-                await self._has_some.wait()
-                self._has_some = anyio.Event()
-                while self._asked:
-                    tasks.start_soon(self._answer, self._asked.popleft(), make)
+        self._make = make
+        async with anyio.create_task_group() as self._tasks:
+            await anyio.sleep_forever()
 
     @holds_ctrl_c
-    async def _answer(self, frame: Frame, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
+    async def _answer(self, frame: Frame) -> None:
+        make = self._make
         answered = self._calls[frame.id]
         try:
             with answered.scope, holding():

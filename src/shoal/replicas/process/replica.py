@@ -15,8 +15,8 @@ Code that is given as an object is pickled by name. If that is in the main scrip
 the script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that
 starts anything must do so under ``if __name__ == "__main__":``.
 
-The modules: `worker` (the process), `calls` (the calls to it), the package `wire` (the protocol),
-and the package `child` (the worker's program).
+The modules: `conversing` (the life of such a replica), `worker` (the process), `calls` (the calls
+to it), the package `wire` (the protocol), and the package `child` (the worker's program).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.failures.exceptions import ungrouped
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.gpus import environment_of
@@ -42,11 +41,8 @@ from shoal.replicas.process.wire.start import (
     running_main_again,
 )
 from shoal.replicas.process.worker import Worker
-from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
 
@@ -62,69 +58,18 @@ class ProcessReplica(ConversingReplica):
         self._options = options
         self._worker: Worker | None = None
 
-    @property
-    def takes_work(self) -> bool:
-        return self._worker is None or not (self._is_stopped or self._worker.was_killed)
-
-    async def serve(self, *, task_status: TaskStatus[Description]) -> None:
-        try:
-            start_message = self._start_message()
-            self._check_not_ended()
-            worker = Worker(self.blueprint.identity, self._options)
-        except ReplicaNotStarted:
-            raise
-        except Exception as error:
-            raise ReplicaNotStarted(f"replica {self.tag} can't be started: {error}") from error
-        where = f"the process of replica {self.tag}"
-        conversation = Conversation(worker, where, self.blueprint.options.cancel_grace_s)
-        self._worker, self._conversation = worker, conversation
-        beside = Beside()
-        try:
-            async with ungrouped() as tasks:
-                tasks.start_soon(worker.watch, self._ended)
-                tasks.start_soon(beside.run, worker.stdout.read)
-                tasks.start_soon(beside.run, worker.stderr.read)
-                tasks.start_soon(beside.run, conversation.read_control)
-                tasks.start_soon(beside.run, conversation.calls_out.run, self.on_call_out)
-                tasks.start_soon(beside.run, conversation.control.write)
-                tasks.start_soon(beside.run, conversation.data.write)
-                try:
-                    self._description = await self._start(worker, conversation, start_message)
-                    if self._options.max_memory_bytes is not None:
-                        limit = 2 * self._options.max_memory_bytes
-                        tasks.start_soon(
-                            beside.run, self._watch_memory, worker, conversation, limit
-                        )
-                    task_status.started(self._description)
-                    await self._live(worker, conversation)
-                finally:
-                    worker.kill()
-                    with anyio.CancelScope(shield=True):
-                        await worker.ended.wait()
-                    beside.end()
-        finally:
-            conversation.close()  # first: the event loop must not watch a closed socket
-            worker.close()
-            self._conversation = None
-
-    def stop(self) -> None:
-        super().stop()
-        if self._worker is not None and self._description is None:
-            self._worker.kill("it was stopped before it was ready")
-
-    def kill(self, reason: str | None = None) -> None:
+    def kill(self, reason: str) -> None:
         super().kill(reason)
         if self._worker is not None:
-            self._worker.kill(reason)
+            self._worker.kill()
+
+    def death(self) -> ReplicaDied:
+        return super().death() if self._worker is None else self._worker.death(str(self._ending))
 
     def memory_bytes(self) -> int | None:
         if self._worker is None or self._worker.ended.is_set():
             return None
         return self._worker.memory_bytes()
-
-    def _death(self) -> ReplicaDied | None:
-        worker = self._worker
-        return worker.death() if worker is not None and worker.ended.is_set() else None
 
     def _start_message(self) -> StartMessage:
         """Raises an error if the code can't be sent, or this worker runs a main script again."""
@@ -148,46 +93,61 @@ class ProcessReplica(ConversingReplica):
             code,
         )
 
-    async def _start(
-        self, worker: Worker, conversation: Conversation, start_message: StartMessage
-    ) -> Description:
+    async def _start(self) -> Description:
         timeout_s = self.blueprint.options.start_timeout_s
-        description: Description | None = None
         try:
+            start_message = self._start_message()
+            if self._ending.begun.is_set():
+                raise self.death()
+            self._worker = worker = Worker(self.blueprint.identity, self._options)
+            where = f"the process of replica {self.tag}"
+            grace_s = self.blueprint.options.cancel_grace_s
+            conversation = self._converse(
+                Conversation(self, where, worker.sockets, grace_s, codec=worker.codec)
+            )
+            self._tasks.start_soon(worker.watch, self._has_exited)
+            self._run_beside(worker.stdout.read)
+            self._run_beside(worker.stderr.read)
             with anyio.move_on_after(timeout_s):
                 description = await self._started(conversation, start_message)
-            if description is None:
-                worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
-                with anyio.CancelScope(shield=True):
-                    await worker.ended.wait()
-                raise worker.death()
+                if self._options.max_memory_bytes is not None:
+                    limit = 2 * self._options.max_memory_bytes
+                    self._run_beside(self._watch_memory, worker, conversation, limit)
+                return description
+            self.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
+            with anyio.CancelScope(shield=True):
+                await worker.ended.wait()
+            raise self.death()
         except Exception as error:
             how = str(error)
             if not isinstance(error, ReplicaDied):
                 how = f"replica {self.tag} can't be started: {type(error).__name__}: {error}"
                 how += constructor_hint(error)
-                worker.stderr.read_available()  # it was written before the answer
-                last_lines = worker.stderr.last_lines()
-                if last_lines:
-                    how = f"{how}; its stderr ended with:\n{last_lines}"
+                if self._worker is not None:
+                    self._worker.stderr.read_available()  # it was written before the answer
+                    how += self._worker.last_words()
             # The frames of its traceback would keep the worker's objects alive with the error.
             raise ReplicaNotStarted(how) from error.with_traceback(None)
-        return description
 
-    async def _live(self, worker: Worker, conversation: Conversation) -> None:
-        await self._to_end.wait()
-        if self._is_stopped and self._reason is None and not worker.ended.is_set():
-            worker.was_stopped = True
-            await self._close_code(conversation, worker.ended)
-            if self._reason is None:
-                return
-        await worker.ended.wait()
-        raise worker.death()
+    async def _close(self) -> None:
+        assert self._worker is not None
+        await self._close_code(self._worker.ended)
 
-    def _ended(self) -> None:
+    async def _leave(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            with anyio.CancelScope(shield=True):
+                await self._worker.ended.wait()
+
+    async def _release(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def _has_exited(self) -> None:
+        assert self._worker is not None
         assert self._conversation is not None
+        self._ending.die_unasked(self._worker.how_it_ended())
         self._conversation.end()
-        self._to_end.set()
 
     async def _watch_memory(self, worker: Worker, conversation: Conversation, limit: int) -> None:
         while True:
@@ -197,7 +157,7 @@ class ProcessReplica(ConversingReplica):
                 await anyio.sleep(_MEMORY_PERIOD_S)
                 used = worker.memory_bytes() or 0
                 if used > limit:
-                    worker.kill(
+                    self.kill(
                         f"its work took it to {used:,} bytes of memory, more than twice "
                         f"max_memory_bytes={limit // 2:,}"
                     )

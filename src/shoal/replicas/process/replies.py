@@ -14,7 +14,7 @@ and will read or wake the next one.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
@@ -24,6 +24,7 @@ from shoal.replicas.process.wire.frames import Frame, FrameKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shoal.errors import ReplicaDied
     from shoal.replicas.process.wire.connection import FrameConnection
 
 _LAST_FRAMES: Final = frozenset({FrameKind.RESULT, FrameKind.ERROR, FrameKind.END})
@@ -50,15 +51,23 @@ class PendingCall:
         return self.frames.popleft() if self.frames else None
 
 
+class Peer(Protocol):
+    """The other end of a conversation: a worker process, a model server, or a Ray actor."""
+
+    def kill(self, reason: str) -> None: ...
+
+    def death(self) -> ReplicaDied: ...
+
+
 class Replies:
-    """The calls under way; `on_silence` ends a worker that outlives its channel by `grace_s`."""
+    """The calls under way; kills a worker that outlives its channel by `grace_s`."""
 
     def __init__(
         self,
         channel: FrameConnection,
         take: Callable[[Frame], object],
         grace_s: float,
-        on_silence: Callable[[], object],
+        peer: Peer,
         *,
         reads: bool,
     ) -> None:
@@ -67,7 +76,7 @@ class Replies:
         # Called with each received frame; passes replies to `put`.
         self._take: Callable[[Frame], object] = take
         self._grace_s = grace_s
-        self._on_silence: Callable[[], object] = on_silence
+        self._peer = peer
         self._parking = parking_of_this_loop()
         # Whether the event loop or a task reads the channel; without `reads` another task does.
         self._is_reading = not reads or channel.begin_reading(take, self._closed)
@@ -88,12 +97,15 @@ class Replies:
             self._wake(call)
 
     def close(self) -> None:
-        """Drops the callbacks, to break reference cycles."""
-        self._take = self._on_silence = _ignore
+        """Drops the callback, to break a reference cycle."""
+        self._take = _ignore
 
-    async def next(self, call: PendingCall) -> Frame | None:
+    async def next(self, call: PendingCall) -> Frame:
+        """Raises `ReplicaDied` if no frame follows."""
         try:
-            while (frame := call.pop()) is None and not call.is_over:
+            while (frame := call.pop()) is None:
+                if call.is_over:
+                    raise self._peer.death()
                 await self._read_or_wait(call)
         finally:
             self._pass_on()
@@ -120,7 +132,7 @@ class Replies:
             with anyio.move_on_after(self._grace_s) as grace:
                 await self._wait(call)
             if grace.cancelled_caught:
-                self._on_silence()
+                self._peer.kill("it had closed its connection")
                 await self._wait(call)
         else:
             self._is_reading = True

@@ -16,6 +16,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import anyio
@@ -23,6 +24,7 @@ import anyio.to_thread
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.process.wire.frames import PROTOCOL
+from shoal.replicas.process.wire.messages import MessageCodec
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
     from shoal.batching.current import Identity
     from shoal.replicas.placements import ProcessOptions
-    from shoal.replicas.process.wire.frames import FrameReader
 
 _CHUNK: Final = 2**16
 _LONGEST_LINE: Final = 2**14
@@ -48,13 +49,8 @@ _SOCKET_BUFFER: Final = 2**20
 class Worker:
     """A worker process; the constructor starts it."""
 
-    reader: FrameReader | None = None
-
     def __init__(self, identity: Identity, options: ProcessOptions) -> None:
         self._tag = identity.replica
-        self._reason: str | None = None
-        # Whether it was asked to end, and whether this process killed it.
-        self.was_stopped = self.was_killed = False
         # Set when the process has ended and was reaped.
         self.ended = anyio.Event()
         # None before the end, and if a signal ended the process.
@@ -68,15 +64,15 @@ class Worker:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         own_control, control = socket.socketpair()
         self.sockets = own_data, own_control
-        held, self._lifeline = os.pipe()
-        self.shared_memory: SharedMemory | None = None
+        held, lifeline = os.pipe()
+        # What is closed with it. The end of the lifeline kills the process.
+        self._open: list[Any] = [own_data, own_control, FileIO(lifeline, "wb")]
         memory: int | None = None
         try:
-            passed = [data.fileno(), control.fileno(), held]
             memory = new_memory(options.shared_memory_bytes)
-            if memory is not None:
-                passed.append(memory)
-                self.shared_memory = SharedMemory(memory, options.shared_memory_bytes)
+            shared = SharedMemory(memory, options.shared_memory_bytes)
+            self.codec = MessageCodec(shared.requests, shared.replies)
+            passed = [data.fileno(), control.fileno(), held, *([] if memory is None else [memory])]
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the operator's choice
                 [
                     options.python or sys.executable,
@@ -102,6 +98,7 @@ class Worker:
             os.close(held)
             if memory is not None:
                 os.close(memory)
+        self._open += [self._process.stdout, self._process.stderr]
         self.pid = self._process.pid
         log = logging.getLogger(f"shoal.replica.{identity.backend}")
         self.stdout = Output(self._process.stdout, log, self._tag)
@@ -120,11 +117,9 @@ class Worker:
             self._reap()
             on_end()
 
-    def kill(self, reason: str | None = None) -> None:
-        """Kills the process and its children, unless it has ended. The first reason is used."""
-        self.was_killed = True
+    def kill(self) -> None:
+        """Kills the process and its children, unless it has ended."""
         if self._process.returncode is None:
-            self._reason = self._reason or reason
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             with suppress(ProcessLookupError):
@@ -136,33 +131,27 @@ class Worker:
             # Only if an interrupt has ended the task in `watch`.
             self.kill()
             self._reap()
-        self.shared_memory = None
+        self.codec = MessageCodec()  # frees the shared memory
         self._close_descriptors()
 
-    def death(self) -> ReplicaDied:
-        """Returns a new error that says how the process ended, for one caller."""
+    def how_it_ended(self) -> str:
+        if self.signal is not None:
+            return f"was killed by {self.signal}"
+        return f"exited with code {self.exit_code}"
+
+    def last_words(self) -> str:
         last_lines = self.stderr.last_lines()
-        said = f"replica {self._tag} {self.how_it_ended()}"
-        if last_lines:
-            said = f"{said}; its stderr ended with:\n{last_lines}"
+        return f"; its stderr ended with:\n{last_lines}" if last_lines else ""
+
+    def death(self, how: str) -> ReplicaDied:
+        """Returns a new error, for one caller."""
         return ReplicaDied(
-            said,
+            f"replica {self._tag} {how}{self.last_words()}",
             replica=self._tag,
             exit_code=self.exit_code,
             signal=self.signal,
-            last_lines=last_lines,
+            last_lines=self.stderr.last_lines(),
         )
-
-    def how_it_ended(self) -> str:
-        if self._reason is not None:
-            return f"was killed: {self._reason}"
-        if self.was_stopped:
-            return "was stopped"
-        if self.signal is not None:
-            return f"was killed by {self.signal}"
-        if self.exit_code is not None:
-            return f"exited with code {self.exit_code}"
-        return "is ending"
 
     def memory_bytes(self) -> int | None:
         try:
@@ -187,15 +176,8 @@ class Worker:
         self.ended.set()
 
     def _close_descriptors(self) -> None:
-        for sock in self.sockets:
-            sock.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        process: Any = getattr(self, "_process", None)
-        if process is not None:
-            process.stdout.close()
-            process.stderr.close()
+        for one in self._open:
+            one.close()
 
 
 async def wait_ended(pid: int) -> None:

@@ -86,10 +86,6 @@ def _check_accepts(host: str, port: int) -> None:
     socket.create_connection((host, port), _HEAD_S).close()
 
 
-def begin_use(user: object) -> None:
-    _users.add(user)
-
-
 def end_use(user: object) -> None:
     _users.discard(user)
 
@@ -147,7 +143,7 @@ def join(user: object) -> None:
             if not ray.is_initialized():
                 _connect()
             _own_node.lost_since = None
-            begin_use(user)
+            _users.add(user)
     except ConnectionError:
         if _own_node.refuses():  # it has died with the head node
             _own_node.note_loss()

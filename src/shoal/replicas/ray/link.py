@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.errors import ReplicaDied
 from shoal.replicas.ray.actor import STOPPED
 from shoal.replicas.ray.cluster import death_of, ray
 from shoal.replicas.remote.sockets import allow_pauses, connect
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.core.addresses import ModelServerAddress
-    from shoal.replicas.process.wire.frames import FrameReader
-    from shoal.replicas.process.wire.shared_memory import SharedMemory
+    from shoal.replicas.ending import Ending
     from shoal.replicas.ray.placing import NewActor
 
 # How long Ray may take to say why a connection has ended.
@@ -34,21 +32,15 @@ _DISCONNECTED: Final = "was lost: its connection was closed"
 
 
 class Link:
-    shared_memory: SharedMemory | None = None
-    reader: FrameReader | None = None
-
-    def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
-        # How the link ended, for messages, and Ray's error, if any.
-        self.end: tuple[str, BaseException | None] | None = None
-        # How the actor has ended by its own report; None without one.
-        self.ending: str | None = None
-        self.is_closing = False  # the code was asked to close
+    def __init__(self, ending: Ending, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
+        # The actor's own report of its end after it was asked to close its code.
+        self.report: str | None = None
         self.ended = anyio.Event()
+        self.sockets: list[Any] = []
+        self._ending = ending
         self._on_end = on_end
-        self._tag = tag
         self._grace_s = cancel_grace_s
         self._actor: Any = None
-        self.sockets: list[Any] = []
         self._is_gone = anyio.Event()
 
     def own(self, actor: NewActor, soon: Callable[..., object]) -> None:
@@ -56,7 +48,7 @@ class Link:
         self._actor = actor.handle
         actor.lifeline.add_done_callback(partial(soon, self._has_gone))
         actor.ending.add_done_callback(partial(soon, self._is_to_end))
-        if self.end is not None:
+        if self.ended.is_set():
             self._kill()
 
     async def attach(self, actor: NewActor, soon: Callable[..., object]) -> str:
@@ -75,17 +67,8 @@ class Link:
                 self.finish(f"died: {death_of(error) or error!r}", error)
             else:
                 self.finish(f"can't be reached at {address}: {error}", error)
-            raise self.death() from None
+            raise self._ending.death() from None
         return node
-
-    def kill(self, reason: str | None = None) -> None:
-        self.finish(f"was killed: {reason}")
-
-    def death(self) -> ReplicaDied:
-        how, cause = self.end or ("is not ready", None)
-        death = ReplicaDied(f"{self._tag} {how}", replica=self._tag)
-        death.__cause__ = cause
-        return death
 
     async def lose(self) -> None:
         """Ends the link, since a connection has ended; Ray may say the reason in time."""
@@ -93,12 +76,12 @@ class Link:
             await self.ended.wait()
         self.finish(_DISCONNECTED)
 
-    def finish(self, how: str, cause: BaseException | None = None) -> None:
-        """Ends the link, and kills the actor. Idempotent."""
-        if self.end is not None:
+    def finish(self, how: str | None = None, cause: BaseException | None = None) -> None:
+        """Ends the link, and kills the actor. Idempotent. `how` is that of a death, if any."""
+        if self.ended.is_set():
             return
-        # The traceback's frames would keep this object and the actor's objects alive.
-        self.end = (how, None if cause is None else cause.with_traceback(None))
+        if how is not None:
+            self._ending.die(how, cause)
         self._kill()
         self.ended.set()
         self._on_end()
@@ -115,12 +98,15 @@ class Link:
         for sock in self.sockets:
             sock.close()
 
-    def _is_to_end(self, ending: Future[str]) -> None:
-        if ending.exception() is None:
-            self.ending = how = ending.result()
-            # Code that has lost its connection is closed as well.
-            is_lost = how.startswith(STOPPED) and not self.is_closing
-            self.finish(_DISCONNECTED if is_lost else how)
+    def _is_to_end(self, report: Future[str]) -> None:
+        if report.exception() is not None:
+            return
+        how = report.result()
+        if self._ending.was_stopped:
+            self.report = how
+            self.finish()
+        else:  # code that has lost its connection is closed as well
+            self.finish(_DISCONNECTED if how.startswith(STOPPED) else how)
 
     def _has_gone(self, lifeline: Future[None]) -> None:
         error = lifeline.exception()

@@ -16,20 +16,18 @@ import logging
 import math
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
-from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.failures.exceptions import ungrouped
+from shoal.errors import ReplicaNotStarted
 from shoal.failures.hints import constructor_hint
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.placements import RayOptions
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.conversing import ConversingReplica
-from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.start import StartMessage, pickled_code
 from shoal.replicas.ray.actor import STOPPED
 from shoal.replicas.ray.cluster import (
@@ -48,11 +46,9 @@ from shoal.replicas.ray.placing import (
     free_resources,
     new_actor,
 )
-from shoal.replicas.scopes import Beside
+from shoal.replicas.remote.keep_alive import keep_alive
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskGroup, TaskStatus
-
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
 
@@ -66,79 +62,38 @@ _LOST_S: Final = 60.0
 # How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
 # Ray notices a frozen node after 66 s by default, and then says so. An actor that does not answer
-# for this long counts as dead. Its code may hold the GIL for nearly as long.
-_PING_PERIOD_S: Final = 5.0
-_PING_LIMIT_S: Final = 45.0
+# for ten periods counts as dead. Its code may hold the GIL for nearly as long.
+_PING_PERIOD_S: Final = 4.5
 
 
 class RayReplica(ConversingReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._ended)
+        self._link = Link(self._ending, blueprint.options.cancel_grace_s, self._ended)
         self._starting = anyio.CancelScope()
-        self._beside = Beside()
         self._group = ReplicaGroup()
-        # The current stage of the start, for messages, its limit, and the resources that Ray has
-        # not given yet.
+        # The current stage of the start, for messages, and its limit.
         self._doing = ""
         self._limit_s = math.inf
         self._limited_by = ""
-        self._pending: dict[str, Any] | None = None
 
-    @property
-    def takes_work(self) -> bool:
-        return self._link.end is None and not self._is_stopped
+    def kill(self, reason: str) -> None:
+        self._link.finish(f"was killed: {reason}")
 
-    async def serve(self, *, task_status: TaskStatus[Description]) -> None:
-        link = self._link
-        try:
-            async with ungrouped() as tasks:
-                try:
-                    self._description = await self._start(tasks)
-                    task_status.started(self._description)
-                    await self._to_end.wait()
-                    if link.end is not None:
-                        raise link.death()
-                    await self._close()
-                finally:
-                    self._beside.end()
-        finally:
-            link.finish("was stopped" if self._is_stopped else "was cancelled")
-            await link.wait_gone()
-            if self._conversation is not None:  # the tasks of its calls have left the sockets
-                self._conversation.close()
-                self._conversation = None
-            link.close()
-            if self._group.end():
-                await self._remove_group()
-            end_use(link)
-
-    def stop(self) -> None:
-        super().stop()
-        self._starting.cancel()
-
-    def kill(self, reason: str | None = None) -> None:
-        self._link.kill(reason)
-
-    def _death(self) -> ReplicaDied | None:
-        return None if self._link.end is None else self._link.death()
-
-    async def _start(self, tasks: TaskGroup) -> Description:
+    async def _start(self) -> Description:
         cause: BaseException | None = None
         try:
             with self._starting:
-                return await self._begin(tasks)
+                return await self._begin()
         except Exception as error:
             cause = error.with_traceback(None)  # its frames would keep the link alive
-        if self._link.end is not None:
-            why, cause = self._link.end
-        elif self._is_stopped:
-            why = "was stopped"
+        if self._ending.begun.is_set():
+            why, cause = str(self._ending), self._ending.cause
         elif cause is not None:
             why = f"could not be started: {cause!r}{constructor_hint(cause)}"
         else:
             why = f"was not ready within {self._limit_s:g} s ({self._limited_by}): {self._doing}"
-            if self._pending is not None:
+            if self._is_unplaced:
                 why += await self._room()
         try:
             is_lost = lost_for_s() > _LOST_S
@@ -146,44 +101,42 @@ class RayReplica(ConversingReplica):
         finally:
             del cause  # its traceback holds this frame
 
-    async def _begin(self, tasks: TaskGroup) -> Description:
+    async def _begin(self) -> Description:
         blueprint = self.blueprint
-        self._doing = "Ray could not be joined"
-        self._limit("start_timeout_s", blueprint.options.start_timeout_s)
+        start_timeout_s = blueprint.options.start_timeout_s
+        self._limit("Ray could not be joined", "start_timeout_s", start_timeout_s)
         await anyio.to_thread.run_sync(join, self._link, abandon_on_cancel=True)
         asked = asked_of_ray(actor_options(blueprint))
-        self._doing = f"Ray has not placed its actor, which asks for {asked}"
-        self._pending = asked
+        doing = f"Ray has not placed its actor, which asks for {asked}"
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
-        self._limit("place_timeout_s", place_timeout_s)
-        tasks.start_soon(self._beside.run, self._watch_wait)
+        self._limit(doing, "place_timeout_s", place_timeout_s)
+        self._run_beside(self._watch_wait)
         soon = EventLoop.here().soon
         # If this is abandoned, the link kills the actor. Ray would not, as it has calls.
         make = partial(new_actor, blueprint, self._group, partial(self._link.own, soon=soon))
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         node = await self._link.attach(actor, soon)
-        self._pending = None
-        tasks.start_soon(self._beside.run, self._watch_nodes, node)
-        self._doing = "its code was still starting"
-        self._limit("start_timeout_s", blueprint.options.start_timeout_s)
+        self._run_beside(self._watch_nodes, node)
+        self._limit("its code was still starting", "start_timeout_s", start_timeout_s)
         # Like all that Ray carries, classes of the main script are sent with their code.
         dumps = ray.cloudpickle.dumps
         grace_s = blueprint.options.cancel_grace_s
-        conversation = Conversation(self._link, self.tag, grace_s, dumps)
-        self._conversation = conversation
-        for task in (conversation.control.write, conversation.data.write):
-            tasks.start_soon(self._beside.run, task)
-        tasks.start_soon(self._beside.run, self._read_control, conversation)
-        tasks.start_soon(self._beside.run, conversation.calls_out.run, self.on_call_out)
+        conversation = self._converse(
+            Conversation(self, self.tag, self._link.sockets, grace_s, dumps=dumps)
+        )
         code = pickled_code(blueprint.definition, blueprint.user_config, dumps)
         loop = parking_of_this_loop().name
         start_message = StartMessage(*blueprint.identity, loop, None, None, None, code)
         description = await self._started(conversation, start_message)
-        tasks.start_soon(self._beside.run, self._ping, conversation)
+        self._run_beside(keep_alive, conversation.control, self._has_frozen, _PING_PERIOD_S)
         return description
 
-    def _limit(self, option: str, limit_s: float | None) -> None:
-        self._limited_by = option
+    @property
+    def _is_unplaced(self) -> bool:
+        return self._limited_by == "place_timeout_s"
+
+    def _limit(self, doing: str, option: str, limit_s: float | None) -> None:
+        self._doing, self._limited_by = doing, option
         self._limit_s = math.inf if limit_s is None else limit_s
         self._starting.deadline = anyio.current_time() + self._limit_s
 
@@ -192,7 +145,7 @@ class RayReplica(ConversingReplica):
         has_said = False
         while True:
             await anyio.sleep(_PATIENCE_S)
-            if self._pending is None:
+            if not self._is_unplaced:
                 return
             if not ray.is_initialized():  # Ray does not say so, and a question would connect again
                 self._link.finish("was lost: the program has called ray.shutdown()")
@@ -228,29 +181,28 @@ class RayReplica(ConversingReplica):
         return "" if free is None else f"; of the cluster's resources, {free}"
 
     async def _read_control(self, conversation: Conversation) -> None:
-        await conversation.read_control()
+        await super()._read_control(conversation)
         await self._link.lose()
 
-    async def _ping(self, conversation: Conversation) -> None:
-        """Ends the replica when its process does not answer, for example on a frozen node."""
-        while True:
-            await anyio.sleep(_PING_PERIOD_S)
-            with anyio.move_on_after(_PING_LIMIT_S) as waiting, suppress(ReplicaDied):
-                await conversation.ask_beside(FrameKind.PING)
-            if waiting.cancelled_caught:
-                self._link.finish(f"died: its process did not answer for {_PING_LIMIT_S:g} s")
+    def _has_frozen(self, why: str) -> None:
+        self._link.finish(f"died: its process did not answer: {why}")
 
     async def _close(self) -> None:
-        assert self._conversation is not None
-        self._link.is_closing = True
-        await self._close_code(self._conversation, self._link.ended)
-        if self._link.end is None:
-            return
-        ending = self._link.ending
-        if ending is None:
-            raise self._link.death()
-        if ending != STOPPED:
-            logger.error("%s: close() failed: %s", self.tag, ending.removeprefix(f"{STOPPED}:"))
+        link = self._link
+        await self._close_code(link.ended)
+        if link.report is not None and link.report != STOPPED:
+            why = link.report.removeprefix(f"{STOPPED}:")
+            logger.error("%s: close() failed: %s", self.tag, why)
+
+    async def _leave(self) -> None:
+        self._link.finish()
+        await self._link.wait_gone()
+
+    async def _release(self) -> None:
+        self._link.close()
+        if self._group.end():
+            await self._remove_group()
+        end_use(self._link)
 
     async def _remove_group(self) -> None:
         # The next replica may need its resources.
@@ -259,7 +211,6 @@ class RayReplica(ConversingReplica):
 
     def _ended(self) -> None:
         """Ends the start and all work, because the actor has died."""
-        self._to_end.set()
         self._starting.cancel()
         if self._conversation is not None:
             self._conversation.end()

@@ -1,9 +1,10 @@
-"""Notices that the other end of a connection between servers is gone, or does not read.
+"""Notices that the other end of a connection between machines is gone, or does not read.
 
-Both ends send a ping every second. An end that receives nothing for many of its own turns is taken
-for dead, and so is one that takes nothing of what was sent. Turns are counted, not seconds: an
-event loop that was blocked itself has read nothing in that time either. The kernel notices sooner
-if a network breaks (`shoal.replicas.remote.sockets`); this is for programs that hang.
+Both servers send a ping every second; an actor of Ray only responds to those of its program. An end
+that receives nothing for many of its own turns is taken for dead, and so is one that takes nothing
+of what was sent. Turns are counted, not seconds: an event loop that was blocked itself has read
+nothing in that time either. The kernel notices sooner if a network breaks
+(`shoal.replicas.remote.sockets`); this is for programs that hang.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import anyio
 
 from shoal.errors import ItemTooLarge
 from shoal.replicas.process.wire.frames import FrameKind
-from shoal.replicas.process.wire.messages import MessageCodec
+from shoal.replicas.process.wire.messages import unshared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.replicas.process.wire.connection import FrameConnection
-    from shoal.replicas.process.wire.frames import FrameReader
     from shoal.replicas.process.wire.messages import Message
 
 PERIOD_S: Final = 1.0
@@ -40,21 +40,18 @@ def check_size(message: Message, what: str) -> None:
 
 
 async def keep_alive(
-    connection: FrameConnection,
-    reader: FrameReader,
-    on_dead: Callable[[str], object],
-    period_s: float = PERIOD_S,
+    connection: FrameConnection, on_dead: Callable[[str], object], period_s: float = PERIOD_S
 ) -> None:
     """Sends pings; calls `on_dead` with the reason if the other end is silent or takes nothing."""
-    ping = MessageCodec().frame(FrameKind.PING, 0)
+    ping = unshared(FrameKind.PING, 0)
     silent = stuck = 0
-    received, sent = reader.total, connection.sent_bytes
+    received, sent = connection.received_bytes, connection.sent_bytes
     while not connection.is_closed:
         await anyio.sleep(period_s)
         unsent = connection.unsent_bytes
-        silent = silent + 1 if reader.total == received else 0
+        silent = silent + 1 if connection.received_bytes == received else 0
         stuck = stuck + 1 if unsent and connection.sent_bytes == sent else 0
-        received, sent = reader.total, connection.sent_bytes
+        received, sent = connection.received_bytes, connection.sent_bytes
         if silent >= MOST_SILENT:
             on_dead(f"nothing was received for {MOST_SILENT * period_s:g} s")
         elif stuck >= MOST_SILENT:

@@ -30,8 +30,8 @@ from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, FrameReader
-from shoal.replicas.process.wire.messages import EMPTY, MessageCodec, packed, unpickled
-from shoal.replicas.process.wire.start import Defaults, sendable, why_unsendable
+from shoal.replicas.process.wire.messages import EMPTY, packed, packed_parts, unpickled, unshared
+from shoal.replicas.process.wire.start import Defaults, sendable
 from shoal.replicas.remote.keep_alive import MOST_BYTES, check_size, keep_alive
 from shoal.serving.backend_options import MOST_REMOTE
 
@@ -70,18 +70,12 @@ _WORK: Final = frozenset(
 class _Call(AnsweredCall):
     def __init__(self) -> None:
         super().__init__()
-        # Ends the request at a place in the message, and the places before that is known.
-        self._leave: Callable[[int], object] | None = None
+        # Ends the request at a place in the message; until it has begun, keeps the place.
         self._left: list[int] = []
-
-    def leave(self, place: int) -> None:
-        if self._leave is None:
-            self._left.append(place)
-        else:
-            self._leave(place)
+        self.leave: Callable[[int], object] = self._left.append
 
     def begun(self, leave: Callable[[int], object]) -> None:
-        self._leave = leave
+        self.leave = leave
         for place in self._left:
             leave(place)
 
@@ -103,11 +97,10 @@ class Ingress:
 
     def __init__(self, sock: Any, name: str, controller: Controller, counts: Counter[str]) -> None:
         self.name = name
-        self._reader: FrameReader = FrameReader(most_bytes=MOST_BYTES)
-        self._connection = FrameConnection(sock, self._reader, self._on_invalid_frame)
+        reader = FrameReader(most_bytes=MOST_BYTES)
+        self._connection = FrameConnection(sock, reader, self._on_invalid_frame)
         self._controller = controller
         self._counts = counts
-        self._codec = MessageCodec()
         self._calls: dict[int, _Call] = {}
         # The backend that its calls are for, and the ingress's name for this replica of it.
         self._backend: Backend | None = None
@@ -123,7 +116,7 @@ class Ingress:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self._connection.write)
-                tasks.start_soon(keep_alive, self._connection, self._reader, self._end)
+                tasks.start_soon(keep_alive, self._connection, self._end)
                 tasks.start_soon(self._read)
                 await self._ended.wait()
                 self._connection.shut_down()  # nothing starts a task any more
@@ -182,11 +175,10 @@ class Ingress:
             raise ValueError(f"an unexpected {kind.name}")
 
     def _send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
-        self._connection.send(self._codec.frame(kind, id_, message))
+        self._connection.send(unshared(kind, id_, message))
 
     @holds_ctrl_c
     async def _work(self, frame: Frame, call: _Call) -> None:
-        id_ = frame.id
         kind, message = FrameKind.END, EMPTY
         try:
             with call.scope, holding():
@@ -195,8 +187,8 @@ class Ingress:
                 except Exception as error:
                     kind, message = FrameKind.ERROR, packed(as_data(error))
         finally:
-            del self._calls[id_]
-        self._send(kind, id_, message)
+            del self._calls[frame.id]
+        self._send(kind, frame.id, message)
 
     async def _attempt(self, frame: Frame, call: _Call) -> tuple[FrameKind, Message]:
         match frame.kind:
@@ -286,9 +278,7 @@ class Ingress:
                 async with aclosing(steps.each()) as each:
                     async for step in each:
                         self._refuse_unserved(step)
-                        part = self._codec.frame(
-                            FrameKind.PART, frame.id, _packed(calls.method, step)
-                        )
+                        part = unshared(FrameKind.PART, frame.id, _packed(calls.method, step))
                         self._connection.send_soon(part)  # with those of other streams
                         await call.sent_step()
 
@@ -419,9 +409,6 @@ def _raise_common(outcomes: Sequence[Any]) -> None:
 
 def _packed(method: str, slots: list[Any]) -> Message:
     check_may_leave(slots)
-    try:
-        message = packed(slots_as_data(slots))
-    except Exception as error:
-        raise why_unsendable(f"result {{nth}} of {method}()", slots, error) from error
+    message = packed_parts(slots_as_data(slots), method, "result {} of {}()", slots)
     check_size(message, f"the results of {method}()")
     return message

@@ -73,12 +73,8 @@ async def bound(
     listener = ModelServerListener(bind(address), token, certificate, address)
     try:
         async with ungrouped() as listener.tasks:
-            try:
-                yield listener
-                with anyio.move_on_after(_LAST_ANSWERS_S):
-                    await listener.wait_alone()
-            finally:
-                listener.tasks.cancel_scope.cancel()
+            yield listener
+            listener.tasks.cancel_scope.deadline = anyio.current_time() + _LAST_ANSWERS_S
     finally:
         listener.close()
 
@@ -195,11 +191,15 @@ class ModelServerListener:
 
     async def _serve(self, sock: socket.socket, name: str, controller: Controller) -> None:
         try:
-            known = await self._authenticated(sock, name)
+            known = await authenticated(sock, self._token, self._certificate)
+        except HandshakeRefused as error:
+            return self._refuse(error.reason, name, error)
+        except TimeoutError:
+            return self._refuse("timeout", name, f"no handshake within {HANDSHAKE_S:g} s")
+        except OSError as error:
+            return self._refuse("broken", name, error, logging.INFO)
         finally:
             self._unknown -= 1
-        if known is None:
-            return
         ingress = Ingress(known, name, controller, self._counts)
         self.ingresses.add(ingress)
         logger.info("%s is connected", name)
@@ -214,18 +214,6 @@ class ModelServerListener:
             if self._is_draining and not self.ingresses:
                 self._is_alone.set()
             logger.info("%s is disconnected", name)
-
-    async def _authenticated(self, sock: Any, name: str) -> Any:
-        """Returns the socket, with TLS if that is on; None if the other end is not an ingress."""
-        try:
-            return await authenticated(sock, self._token, self._certificate)
-        except HandshakeRefused as error:
-            self._refuse(error.reason, name, error)
-        except TimeoutError:
-            self._refuse("timeout", name, f"no handshake within {HANDSHAKE_S:g} s")
-        except OSError as error:
-            self._refuse("broken", name, error, logging.INFO)
-        return None
 
     def _refuse(self, reason: str, name: str, why: object, level: int = logging.WARNING) -> None:
         self._refused[reason] += 1

@@ -15,14 +15,14 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import running_replica
-from shoal.batching.handlers.handler import HoldLog, in_own_context
+from shoal.batching.handlers.handler import DONE, HoldLog, PlainSteps, in_own_context
 from shoal.batching.open_batch import OpenBatch
 from shoal.failures.exceptions import must_propagate, own_copy
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import in_thread
 from shoal.replicas.code.instance import is_async
-from shoal.replicas.code.jobs import DONE, HANDLER, PlainSteps
+from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.child.open_batch import OpenWork
 from shoal.replicas.process.wire.connection import AnsweredCall, FrameConnection
 from shoal.replicas.process.wire.errors import as_data

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import pickle
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shoal.batching.current import continued, running_batch, running_replica, setting
 from shoal.batching.handlers.batch_results import check_results
 from shoal.replicas.code.instance import Instance, takes_no_open_batch
-from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.wire.batch import BatchAsData
 from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
-from shoal.replicas.process.wire.messages import Message, MessageCodec, packed, places_of
-from shoal.replicas.process.wire.start import Defaults, why_unsendable
+from shoal.replicas.process.wire.messages import Message, MessageCodec, packed_parts, places_of
+from shoal.replicas.process.wire.start import Defaults
 from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from shoal.batching.handlers.handler import Handler
+    from shoal.batching.handlers.handler import Handler, PlainSteps
     from shoal.core.request import Batch, Draining
     from shoal.replicas.process.child.open_batch import OpenWork
     from shoal.replicas.process.wire.frames import Frame
@@ -73,10 +73,11 @@ class Work:
 
     def plain_results(self) -> Any:
         with self.is_running():
-            return plain_results(self.handler, self.items)
+            # In a context of its own: the thread may run the next call in the same one.
+            return copy_context().run(self.handler.plain_results, self.items)
 
     def next_of(self, steps: PlainSteps) -> Any:
-        """Runs and returns the next step, in this thread; `jobs.DONE` if there is none."""
+        """Runs and returns the next step, in this thread; `DONE` if there is none."""
         with self.is_running():
             return steps.next()
 
@@ -146,14 +147,7 @@ class CallAnswers:
         check_results(handler.name, len(work.items), results, is_step=handler.streams)
         check_may_leave(results)
         slots = slots_as_data(results, self.dumps)
-        try:
-            message = packed(slots, dumps=self.dumps)
-        except Exception as error:
-            listed: list[Any] = [results]
-            if isinstance(results, (list, tuple)):
-                listed = list(cast("list[Any]", results))
-            name = f"result {{nth}} of {work.method}()"
-            raise why_unsendable(name, listed, error, self.dumps) from error
+        message = packed_parts(slots, work.method, "result {} of {}()", results, self.dumps)
         if self.codec.reserve(message):
             self.codec.write(message)
         return message

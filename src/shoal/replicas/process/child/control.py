@@ -18,8 +18,8 @@ import anyio.lowlevel
 
 from shoal.loops.event_loop import EventLoop
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded, receive, send
-from shoal.replicas.process.wire.messages import EMPTY, Message, packed
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, receive, send
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unshared
 
 if TYPE_CHECKING:
     import socket
@@ -81,7 +81,7 @@ class Control:
 
     def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         with self._sending:
-            send(self._socket, encoded(kind, id_, message.parts, message.buffers))
+            send(self._socket, unshared(kind, id_, message))
 
     def answer_health(self, id_: int, answer: object, error: BaseException | None) -> None:
         if error is None and answer is False:

@@ -83,11 +83,10 @@ def main(arguments: Sequence[str]) -> None:
     cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     control = Control(socket.socket(fileno=control_fd))
     control.watch()
-    codec = MessageCodec()
-    if memory:
-        shared_memory = SharedMemory(memory[0], shared_memory_size)
-        os.close(memory[0])
-        codec = MessageCodec(shared_memory.replies, shared_memory.requests)
+    shared = SharedMemory(memory[0] if memory else None, shared_memory_size)
+    for fd in memory:
+        os.close(fd)
+    codec = MessageCodec(shared.replies, shared.requests)
     Child(control, codec, socket.socket(fileno=data_fd)).run()
 
 
@@ -117,7 +116,7 @@ class Child:
     Otherwise it runs in an event loop, and its plain parts in the threads of that loop.
 
     Args:
-        on_start: Called when the code has started.
+        on_start: Called when the code has started in an event loop.
         on_close_error: Called in the handler of an error of the code's ``close()``.
     """
 
@@ -175,7 +174,6 @@ class Child:
                 context.copy().run(warm_up)
         except Exception as error:
             self._fail_start(frame, error)
-        self.on_start(answers)
         self.control.on_cancel = work.cancel
         if (health := instance.hook("health")) is not None:
             self.control.on_health_check = lambda id_: self.control.check_in_thread(

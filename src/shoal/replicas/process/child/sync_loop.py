@@ -17,7 +17,7 @@ from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
-from shoal.replicas.code.jobs import DONE, PlainSteps
+from shoal.batching.handlers.handler import DONE, PlainSteps
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import (
     STEPS_AHEAD,

@@ -72,6 +72,10 @@ class FrameConnection:
         """How many bytes of frames the other end has not taken yet."""
         return sum([memoryview(part).nbytes for frame in self._waiting for part in frame])
 
+    @property
+    def received_bytes(self) -> int:
+        return self._reader.total
+
     def send(self, frame: list[Buffer]) -> None:
         """Sends a frame, at once or when the socket takes it. Its parts must not change."""
         if self.is_closed:

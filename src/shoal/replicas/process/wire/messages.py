@@ -9,18 +9,18 @@ copied into the pickle first, since a pickler that writes to a file passes them 
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from shoal.failures.held import held
 from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, Buffer, Frame, encoded
+from shoal.replicas.process.wire.shared_memory import Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.replicas.process.wire.frames import FrameKind
-    from shoal.replicas.process.wire.shared_memory import Region
 
 # Pickles a value, with the arguments of `pickle.dumps`.
 Dumps: TypeAlias = "Callable[..., bytes]"
@@ -57,6 +57,11 @@ class Message:
 EMPTY: Final = Message()
 
 
+def unshared(kind: FrameKind, id_: int, message: Message = EMPTY) -> list[Buffer]:
+    """Encodes a message as a frame of a channel without shared memory."""
+    return encoded(kind, id_, message.parts, message.buffers)
+
+
 class _Parts(list[bytes]):
     """A file for a pickler, which stores the written parts unchanged."""
 
@@ -82,6 +87,26 @@ def pickled(
 
 
 packed = held(pickled)
+
+
+def packed_parts(
+    content: Any, method: str, name: str, parts: Any, dumps: Dumps = pickle.dumps
+) -> Message:
+    """Packs an object; the error names the first of its `parts` that can't be pickled."""
+    # The name is formatted only then, with the number of the part, and the method.
+    try:
+        return packed(content, dumps=dumps)
+    except Exception as error:
+        text = f"{name.format(0, method)} can't be sent between processes: {error}"
+        listed: list[Any] = [*parts] if isinstance(parts, (list, tuple)) else [parts]
+        for nth, part in enumerate(listed):
+            try:
+                dumps(part, 5)
+            except Exception as own:
+                kind = type(part).__qualname__
+                text = f"{name.format(nth, method)} can't be sent between processes ({own}): {kind}"
+                break
+        raise TypeError(text) from error
 
 
 def _goes_inside(buffers: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
@@ -134,19 +159,18 @@ def unpickled(data: Buffer, buffers: Iterable[Any] = ()) -> Any:
 
 @dataclass(slots=True)
 class MessageCodec:
-    """Encodes and decodes messages at one end; uses shared memory if there is any."""
+    """Encodes and decodes messages at one end; uses shared memory where a region has any."""
 
-    outgoing: Region | None = None
-    incoming: Region | None = None
+    outgoing: Region = field(default_factory=Region)
+    incoming: Region = field(default_factory=Region)
 
     def reserve(self, message: Message) -> bool:
         """Reserves shared memory for a message; returns whether `write` must follow."""
-        if message.shared and self.outgoing is not None:
+        if message.shared:
             message.places = self.outgoing.reserve(message.shared)
         return bool(message.places)
 
     def write(self, message: Message, *, pause: bool = False) -> None:
-        assert self.outgoing is not None
         copied: list[Sequence[Buffer]] = [[buffer] for buffer in message.buffers]
         if len(message.places) > len(copied):
             copied.append(message.parts)
@@ -162,19 +186,16 @@ class MessageCodec:
 
     def take_back(self, frame: Frame) -> None:
         if frame.given_back:
-            assert self.outgoing is not None
             self.outgoing.free(frame.given_back)
 
     def unreserve(self, message: Message) -> None:
         if message.places:
-            assert self.outgoing is not None
             self.outgoing.free([message.places[0][0]])
             message.places = ()
 
     def drop(self, frame: Frame) -> None:
         places = places_of(frame)
         if places:
-            assert self.incoming is not None
             self.incoming.give_back(places)
 
     def opened_here(self, frame: Frame) -> Any:
@@ -186,25 +207,20 @@ class MessageCodec:
         places = places_of(frame)
         if not places:
             return frame.body, frame.buffers
-        assert self.incoming is not None
         views = self.incoming.views(places)
         return frame.body if frame.place is None else views.pop(), views
 
     def copied(self, frame: Frame, *, pause: bool) -> None:
         """Copies a frame's content out of the shared memory, and gives that memory back."""
         places = places_of(frame)
-        assert self.incoming is not None
         copies = self.incoming.copies(places, pause=pause)
         if frame.place is not None:
             frame.body, frame.place = copies.pop(), None
         frame.buffers[:] = copies
 
     def _given_back(self) -> Sequence[int]:
-        region = self.incoming
-        if region is None or not region.given_back:
-            return ()
-        count = min(len(region.given_back), MOST_GIVEN_BACK)
-        return [region.given_back.popleft() for _ in range(count)]
+        unused = self.incoming.given_back
+        return [unused.popleft() for _ in range(min(len(unused), MOST_GIVEN_BACK))]
 
 
 def places_of(frame: Frame) -> list[tuple[int, int]]:

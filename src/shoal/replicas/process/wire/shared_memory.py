@@ -40,6 +40,8 @@ _PIECE: Final = 2**21
 # How long a copy holds the GIL before it lets other threads run, which takes it 0.07 ms.
 _HELD_S: Final = 0.001
 
+_NONE: Final = memoryview(b"")
+
 
 def new_memory(size: int) -> int | None:
     """Returns a file descriptor of memory for both directions; None where that is not available."""
@@ -59,11 +61,14 @@ def new_memory(size: int) -> int | None:
 
 
 class SharedMemory:
-    """Maps the region that the parent writes, and the region that the worker writes."""
+    """Maps the region that the parent writes, and the region that the worker writes.
 
-    def __init__(self, fd: int, size: int) -> None:
-        size = _rounded(size)
-        mapped = memoryview(mmap.mmap(fd, 2 * size))
+    Without a file descriptor, both regions are empty.
+    """
+
+    def __init__(self, fd: int | None, size: int) -> None:
+        size = 0 if fd is None else _rounded(size)
+        mapped = memoryview(b"" if fd is None else mmap.mmap(fd, 2 * size))
         self.requests = Region(mapped[:size])
         self.replies = Region(mapped[size:])
 
@@ -71,7 +76,7 @@ class SharedMemory:
 class Region:
     """The memory of one direction: one end reserves and writes blocks, the other reads them."""
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview = _NONE) -> None:
         self._memory = memory
         # Writer only: the end of each reserved block, by its start.
         self._reserved: dict[int, int] = {}

@@ -93,21 +93,6 @@ def main_script(code: bytes) -> MainScript | None:
     return MainScript(is_module=False, found_at=os.path.abspath(path))
 
 
-def why_unsendable(
-    name: str, contents: list[Any], error: Exception, dumps: Dumps = pickle.dumps
-) -> TypeError:
-    """Returns the error for the first item that can't be pickled; ``{nth}`` is its number."""
-    for nth, content in enumerate(contents):
-        try:
-            dumps(content, 5)
-        except Exception as own:
-            return TypeError(
-                f"{name.format(nth=nth)} can't be sent between processes ({own}): "
-                f"{type(content).__qualname__}"
-            )
-    return TypeError(f"{name.format(nth=0)} can't be sent between processes: {error}")
-
-
 @dataclass(frozen=True)
 class Default:
     """The placeholder for a default of a parameter that is not sent."""
