@@ -52,7 +52,7 @@ def state_of_server(controller: Controller, failures: FailureLog, most: int) -> 
 
 def _shown(backend: Backend) -> BackendStatus:
     status = backend.status()
-    failure = backend.failure or backend.supervisor.failures.last
+    failure = backend.last_failure
     return replace(
         status,
         ongoing=backend.running,  # a replica counts an open batch as one request

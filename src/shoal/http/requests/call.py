@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
+    from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import PrimaryAnswer
@@ -255,9 +256,9 @@ class EndpointCalls:
             # Does not list the existing methods, since clients need not know them.
             raise Refused.of("no-such-method", "No method has the name in the header.") from None
 
-    def count_failure(self, error: Exception) -> bool:
+    def count_failure(self, error: Exception, problem: Problem) -> bool:
         """Counts a failure (`is_failure`), and logs a hint about code for another event loop."""
-        if not is_failure(error):
+        if not is_failure(error, problem):
             return False
         self.endpoint.errors += 1
         if not self._has_hinted:

@@ -185,12 +185,10 @@ def original_of(error: BaseException) -> BaseException:
     return error if cause is None else cause  # their classes may define a truth value
 
 
-def is_failure(error: BaseException) -> bool:
+def is_failure(error: BaseException, problem: Problem) -> bool:
     """Returns whether the server or its code failed, and not the request."""
     # An HTTPException with a 4xx status refuses the request on purpose.
-    if isinstance(error, Refused):
-        return error.problem.status >= 500
-    return not is_declined(error)
+    return problem.status >= 500 or not (isinstance(error, Refused) or is_declined(error))
 
 
 def problem_of(error: Exception, options: HttpOptions) -> Problem:

@@ -317,10 +317,16 @@ class Backend:
     @property
     def failure(self) -> BaseException | None:
         """Why a batcher broke, or why no replica can be started."""
-        broken = [
-            method_batcher.batcher.failure for method_batcher in self.method_batchers.values()
-        ]
-        return next(filter(None, broken), self.pool.failure)
+        for method_batcher in self.method_batchers.values():
+            if method_batcher.batcher.failure is not None:
+                return method_batcher.batcher.failure
+        return self.pool.failure
+
+    @property
+    def last_failure(self) -> BaseException | None:
+        """Its failure, or else the last one of its replicas."""
+        failure = self.failure  # its class may define a truth value
+        return self.supervisor.failures.last if failure is None else failure
 
     @property
     def ongoing(self) -> int:
@@ -370,7 +376,7 @@ class Backend:
     def status(self) -> BackendStatus:
         supervisor = self.supervisor
         failures = supervisor.failures
-        failure = self.failure or failures.last
+        failure = self.last_failure
         batchers = list(self.statistics())
         return BackendStatus(
             tag=self.tag,
