@@ -58,7 +58,6 @@ def prefers(accepted: Mapping[bytes, float], other: bytes, usual: bytes) -> bool
     return weight > 0 and weight >= accepted.get(usual, 0.0)
 
 
-_RETRY: Final = b"retry: 1000\n"  # milliseconds
 # A browser's EventSource drops an event that has no data.
 _END: Final = b"event: end\ndata: {}\n\n"
 _DONE: Final = b"data: [DONE]\n\n"
@@ -98,35 +97,28 @@ class ServerSentEvents(_Framed):
         self.last = last
 
 
-class NumberedEvents(StreamForm):
+class NumberedEvents(ServerSentEvents):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
-    media_type = ServerSentEvents.media_type
-    heartbeat = ServerSentEvents.heartbeat
-    headers = (VARIES,)
-    stops_reconnection = True
-
-    def __init__(self, last: bytes) -> None:
-        self._events = ServerSentEvents(last)
-        self._number = 0
+    start = b"retry: 1000\n"  # milliseconds
+    _number = 0
 
     def first_heartbeat(self) -> bytes:
         # An event without data is not passed to the page, but the browser remembers its id.
-        return _RETRY + b"id: 0\n\n"
+        return b"id: 0\n\n"
 
     def item(self, value: Any) -> bytes:
-        return self._numbered(self._events.item(value))
+        return self._numbered(super().item(value))
 
     def end(self) -> bytes:
-        return self._numbered(self._events.end())
+        return self._numbered(super().end())
 
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(self._events.error(problem, request_id))
+        return self._numbered(super().error(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
-        self._number = number = self._number + 1
-        message = b"id: %d\n%b" % (number, event)
-        return message if number > 1 else _RETRY + message
+        self._number += 1
+        return b"id: %d\n%b" % (self._number, event)
 
 
 class JsonLinesForm(_Framed):
