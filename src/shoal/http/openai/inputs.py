@@ -188,7 +188,7 @@ class TextsRoute(InputsRoute):
         return prompts_of(params["input"], "input")
 
     def item(self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Params) -> Any:
-        return maker.item(model.fitting(maker, one, "input"), params, "input")
+        return maker.item((model.fitting(maker, one, "input"),), params, ("input",))
 
 
 @with_config(OPEN)

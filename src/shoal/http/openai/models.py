@@ -82,6 +82,8 @@ class OpenAIModel:
 
     def fitting(self, maker: TextMaker, prompt: Prompt, param: str) -> Prompt:
         """Returns a prompt as the handler takes it: a text, or tokens."""
+        if not maker.takes_prompts:
+            raise refused("The model takes messages only: use /v1/chat/completions")
         if isinstance(prompt, str):
             if not maker.takes_text:
                 raise refused("The model takes lists of tokens, and no text", param=param)

@@ -59,7 +59,7 @@ class Prompts(Source):
 
     def item(self, model: OpenAIModel, maker: TextMaker, params: Params, which: int) -> Any:
         prompt = model.fitting(maker, self._prompts[which], "prompt")
-        return maker.item(prompt, params, "prompt")
+        return maker.item((prompt,), params, ("prompt",))
 
     def tokens(self, model: OpenAIModel) -> int:
         return sum(map(model.tokens_in, self._prompts))
@@ -96,13 +96,14 @@ class Chat(Source):
 
     def item(self, model: OpenAIModel, maker: TextMaker, params: Params, which: int) -> Any:
         if maker.takes_messages:
-            return maker.item(None, {**params, "messages": self._messages}, self._param)
+            return maker.item_of_messages(self._messages, params, self._param)
         if self._other is not None:
             detail = "The model takes texts only: its items have no field 'messages'"
             raise refused(detail, param=self._other, code="unsupported")
         if self._prompt is None:
             self._prompt = model.prompt(self._messages, params, self._param)
-        return maker.item(model.fitting(maker, self._prompt, self._param), params, self._param)
+        prompt = model.fitting(maker, self._prompt, self._param)
+        return maker.item((prompt,), params, (self._param,))
 
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:
         if "messages" in maker.fields:
@@ -122,7 +123,7 @@ class Audio(Source):
         self._content = content
 
     def item(self, model: OpenAIModel, maker: AudioMaker, params: Params, which: int) -> Any:
-        return maker.item(self._content, params)
+        return maker.item((self._content,), params, ("file",))
 
 
 def _are_texts(parts: Sequence[Mapping[str, Any]], param: str) -> bool:
