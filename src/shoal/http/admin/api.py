@@ -46,8 +46,6 @@ from shoal.serving.names import METHODS, found
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 
-    from shoal.serving.clients.handles import Handle
-
 
 API: Final = "/-/api/"
 _log: Final = logging.getLogger("shoal.http")
@@ -214,8 +212,13 @@ class AdminApi:
         await _send(request.exchange, found("endpoint", name, endpoints))
 
     async def _call(self, request: AdminRequest) -> None:
-        exchange = request.exchange
-        handle, args, kwargs = await self._handle_and_arguments(request)
+        exchange, body = request.exchange, members(request.body, _CALL)
+        args = array("args", body.get("args", []))
+        kwargs = mapping("kwargs", body.get("kwargs", {}))
+        options = mapping("options", body.get("options", {}))
+        handle = await self._client.get_handle(request.names["name"])
+        if options:
+            handle = handle.options(**members(options, _OPTIONS))
         accept = exchange.headers.get(b"accept", b"")
         if b"ndjson" in accept or b"text/event-stream" in accept:
             stream = cast("ItemStream", handle.stream(*args, **kwargs))
@@ -223,18 +226,6 @@ class AdminApi:
         else:
             run = partial(handle.call, *args, **kwargs)
             await _send(exchange, await run_unless_left(exchange.when_left, run))
-
-    async def _handle_and_arguments(
-        self, request: AdminRequest
-    ) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
-        body = members(request.body, _CALL)
-        args = array("args", body.get("args", []))
-        kwargs = mapping("kwargs", body.get("kwargs", {}))
-        options = mapping("options", body.get("options", {}))
-        handle = await self._client.get_handle(request.names["name"])
-        if options:
-            handle = handle.options(**members(options, _OPTIONS))
-        return handle, args, kwargs
 
     async def _record(self, request: AdminRequest) -> None:
         if not isinstance(self._client, Controller):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -140,10 +141,8 @@ class Tensor:
             )
 
     def filled(self, data: memoryview, allowance: Allowance) -> Tensor:
-        made = Tensor.__new__(Tensor)
-        made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
-        made.size, made._count, made._allowance = self.size, self._count, allowance
-        made.data = data
+        made = copy(self)
+        made.data, made._allowance = data, allowance
         if self.datatype.name == BYTES:
             made._flat = made._strings(data, self._count)
         return made

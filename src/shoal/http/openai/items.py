@@ -106,16 +106,13 @@ class ItemMaker(ABC):
         """Returns an item; `names` has the client's names of fields, and at None of the whole."""
         assert self._validator is not None
         try:
-            made = self._validator.validate_python(values)
+            return self._validator.validate_python(values)
         except ValidationError as error:
             first = errors_of(error)[0]
             loc = first["loc"]
             field = str(loc[0]) if loc and self.fields else None
             where = ".".join([names.get(field, str(field)), *index_in(loc[1:] if field else loc)])
             raise refused(f"{where}: {first['msg']}", param=where) from None
-        if self._parameters is None:
-            return made
-        return tuple(made.get(p.name, p.default) for p in self._parameters)
 
     def limit(self, item: Any) -> int | None:
         """Returns the ``max_tokens`` of an item, which may be a default."""
