@@ -108,7 +108,7 @@ class Chat(Source):
     def fields(self, model: OpenAIModel, maker: ItemMaker) -> Collection[str]:
         if "messages" in maker.fields:
             return maker.fields
-        return {*maker.fields, *model.template_fields}
+        return {*maker.fields, *model.tokens.template_fields}
 
     def tokens(self, model: OpenAIModel) -> int:
         if self._prompt is not None:
@@ -225,7 +225,7 @@ class TextJob(ABC):
         ):  # otherwise all texts would be the same
             params = {**params, "seed": seed + sample}
         item = source.item(model, maker, params, which)
-        count, most = model.count, params.get("max_tokens")
+        count, most = model.tokens.count, params.get("max_tokens")
         if most is None and maker.fields:
             most = maker.limit(item)
         if count is None and not call.streams:
