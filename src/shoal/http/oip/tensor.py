@@ -116,13 +116,11 @@ class Tensor:
     _flat: list[Any] | None = None
     # None for JSON, and before it is `filled`.
     data: memoryview | None = None
-    # Of the bytes that follow the JSON; None if the elements are in it.
-    size: int | None = None
 
     def __init__(self, described: Mapping[str, Any], allowance: Allowance) -> None:
         self.name: str = described["name"]
-        if described.get("parameters") is not None or described.get("data") is None:
-            self.size = self._size_in(described)
+        # Of the bytes that follow the JSON; None if the elements are in it.
+        self.size = self._size_in(described)
         datatype = DATATYPES.get(described["datatype"])
         if datatype is None:
             self.refuse(f"has no datatype of the protocol: {', '.join(DATATYPES)}")
@@ -171,7 +169,6 @@ class Tensor:
         raise malformed(f"The input {self.name!r} {what}.")
 
     def _size_in(self, described: Mapping[str, Any]) -> int | None:
-        """Returns the size of its elements as bytes; None if they are in its description."""
         parameters: Mapping[str, Any] = described.get("parameters") or {}
         size: int | None = parameters.get("binary_data_size")
         if (size is None) == (described.get("data") is None):
