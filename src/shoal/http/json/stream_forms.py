@@ -93,28 +93,35 @@ class ServerSentEvents(_Framed):
     before_error = b"event: error\ndata: "
     after = b"\n\n"
 
-    def __init__(self, last: bytes = _END) -> None:
+    def __init__(self, last: bytes) -> None:
         self.last = last
 
 
-class NumberedEvents(ServerSentEvents):
+class NumberedEvents(StreamForm):
     """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
+    media_type = ServerSentEvents.media_type
+    heartbeat = ServerSentEvents.heartbeat
+    headers = (VARIES,)
     start = b"retry: 1000\n"  # milliseconds
-    _number = 0
+    stops_reconnection = True
+
+    def __init__(self, last: bytes) -> None:
+        self._events = ServerSentEvents(last)
+        self._number = 0
 
     def first_heartbeat(self) -> bytes:
         # An event without data is not passed to the page, but the browser remembers its id.
         return b"id: 0\n\n"
 
     def item(self, value: Any) -> bytes:
-        return self._numbered(super().item(value))
+        return self._numbered(self._events.item(value))
 
     def end(self) -> bytes:
-        return self._numbered(super().end())
+        return self._numbered(self._events.end())
 
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(super().error(problem, request_id))
+        return self._numbered(self._events.error(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
         self._number += 1
@@ -154,8 +161,6 @@ class JsonArray(StreamForm):
         return b""
 
 
-SERVER_SENT_EVENTS: Final = ServerSentEvents()
-_ENDING_WITH_DONE: Final = ServerSentEvents(_DONE)
 JSON_LINES: Final = JsonLinesForm()
 
 # The media types of the forms; of equally accepted ones the first wins.
@@ -179,10 +184,10 @@ def form_for(exchange: Exchange) -> StreamForm:
         return JsonArray()
     if media_type != b"text/event-stream":
         return JSON_LINES
-    has_done = exchange.options.sse_done
+    last = _DONE if exchange.options.sse_done else _END
     if exchange.method in ("GET", "HEAD"):
-        return NumberedEvents(_DONE if has_done else _END)
-    return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS
+        return NumberedEvents(last)
+    return ServerSentEvents(last)
 
 
 def accepted(accept: bytes) -> bytes | None:
