@@ -133,7 +133,8 @@ class Problem:
 def with_retry_after(problem: Problem, seconds: int) -> Problem:
     """Returns a problem of an overloaded or unavailable server with ``Retry-After``."""
     # One that the code has chosen has no kind, and the headers that the code chose.
-    if problem.kind != "overloaded" and not (problem.kind and problem.status == 503):
+    is_for_later = problem.kind == "overloaded" or (problem.kind != "" and problem.status == 503)
+    if not is_for_later or b"retry-after" in dict(problem.headers):
         return problem
     return replace(problem, headers=(*problem.headers, (b"retry-after", b"%d" % seconds)))
 
