@@ -144,7 +144,6 @@ def _text_in(content: str | Sequence[Mapping[str, Any]] | None) -> str:
     return "".join([part["text"] for part in content or () if part["type"] == "text"])
 
 
-# Parameters that change the response, so that a model must take them itself.
 SPECIAL: Final = frozenset(
     {
         *("tools", "tool_choice", "functions", "function_call", "logprobs", "top_logprobs"),
@@ -195,9 +194,9 @@ class TextJob(ABC):
     def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         """Returns the body of a response with whole texts."""
 
-    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
+    def changes_nothing(self, name: str) -> bool:
         """Returns whether a response without the parameter is what the client wants."""
-        value = params[name]
+        value = self.params[name]
         if value is None:  # not given
             return True
         if name == "response_format":
@@ -205,9 +204,10 @@ class TextJob(ABC):
         if name == "modalities":
             return bool(value == ["text"])
         if name in _CHOICES_OF:
-            return bool(value == "auto" or (value == "none" and not params.get(_CHOICES_OF[name])))
+            choices = self.params.get(_CHOICES_OF[name])
+            return bool(value == "auto" or (value == "none" and not choices))
         if name == "best_of":
-            return type(value) is int and value == n
+            return type(value) is int and value == self.n
         # A completion's `logprobs: 0` still asks for log probabilities.
         return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
 
@@ -220,10 +220,8 @@ class TextJob(ABC):
         which, sample = divmod(nth, self.n) if nth else (0, 0)
         if not self.special.isdisjoint(params):
             self._check_supported(source.fields(model, maker))
-        if (
-            sample and (seed := params.get("seed")) is not None
-        ):  # otherwise all texts would be the same
-            params = {**params, "seed": seed + sample}
+        if sample and (seed := params.get("seed")) is not None:
+            params = {**params, "seed": seed + sample}  # otherwise all texts would be the same
         item = source.item(model, maker, params, which)
         count, most = model.tokens.count, params.get("max_tokens")
         if most is None and maker.fields:
@@ -236,9 +234,8 @@ class TextJob(ABC):
 
     def _check_supported(self, fields: Collection[str]) -> None:
         """Refuses special parameters, unless the model takes them (`fields`) itself."""
-        params = self.params
-        for name in sorted(self.special.intersection(params)):
-            if name not in fields and not self.changes_nothing(name, params, self.n):
+        for name in sorted(self.special.intersection(self.params)):
+            if name not in fields and not self.changes_nothing(name):
                 detail = f"The model does not support {name}: its items have no field {name!r}"
                 raise refused(detail, param=name, code="unsupported")
 

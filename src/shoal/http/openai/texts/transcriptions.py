@@ -16,7 +16,7 @@ from shoal.core.extras import advice
 from shoal.http.json.content_coding import decompressed
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
-from shoal.http.openai.items import AudioMaker, Params
+from shoal.http.openai.items import AudioMaker
 from shoal.http.openai.texts.chats import EventStream, event
 from shoal.http.openai.texts.text_job import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
@@ -102,8 +102,8 @@ class TranscriptJob(TextJob):
     def media_type(self) -> bytes:
         return _FORMATS[self.file_form]
 
-    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
-        return params[name] in ("", "json", "text")
+    def changes_nothing(self, name: str) -> bool:
+        return self.params[name] in ("", "json", "text")
 
     def form(self, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
