@@ -204,26 +204,25 @@ class RunningRecording:
         self._began_at = anyio.current_time()
         self._end_at = self._began_at + self._duration_s
         self._options: dict[str, Note] = {}  # by batcher, as sent
-        # Or "full", or "server ended".
-        self.why_ended = "time"
         most = _most_requests(body)
         self.recorder = ArrivalRecorder(self._began_at, most_requests=most, tag=tag)
 
     async def handle(self, exchange: Exchange) -> None:
         self._controller.observers.add(self.recorder)
         try:
-            await run_unless_left(exchange.when_left, partial(self._send, exchange))
+            why = await run_unless_left(exchange.when_left, partial(self._send, exchange))
         except CallerLeft:
             if not exchange.is_cut_off:
                 raise
-            self.why_ended = "server ended"
+            why = "server ended"
         finally:
             self._controller.observers.remove(self.recorder)
         waiting = sum(one.statistics().queued + one.statistics().running for one in self._found())
-        end = {**self._state("end"), "why": self.why_ended, "unfinished": waiting}
+        end = {**self._state("end"), "why": why, "unfinished": waiting}
         await exchange.end(await self._piece(end))
 
-    async def _send(self, exchange: Exchange) -> None:
+    async def _send(self, exchange: Exchange) -> str:
+        """Sends the recording but for its last piece; returns why it has ended."""
         await exchange.begin(200, _HEADERS)
         first: Note = {
             "record": "trace",
@@ -236,13 +235,11 @@ class RunningRecording:
             await exchange.piece_in_time(piece)
             await anyio.sleep_until(min(self._end_at, anyio.current_time() + PIECE_S))
             if self._controller.is_draining:
-                self.why_ended = "server ended"
-                return
+                return "server ended"
             if self.recorder.is_full:
-                self.why_ended = "full"
-                return
+                return "full"
             if anyio.current_time() >= self._end_at:
-                return
+                return "time"
             piece = await self._piece(self._state("progress"))
 
     async def _piece(self, last: Note) -> bytes:
