@@ -70,7 +70,7 @@ class _Item:
         self._logprobs: list[Any] = []
 
     def begun(self) -> Iterator[dict[str, Any]]:
-        yield self._whole("response.output_item.added", self.body("in_progress", begun=True))
+        yield self._whole("response.output_item.added", self.body("in_progress"))
         if self.kind.part is not None:
             yield self._event("response.content_part.added", part=self._part(""))
 
@@ -90,11 +90,11 @@ class _Item:
             yield self._event("response.content_part.done", part=self._part(text))
         yield self._whole("response.output_item.done", self.body(status))
 
-    def body(self, status: str, *, begun: bool = False) -> dict[str, Any]:
+    def body(self, status: str) -> dict[str, Any]:
         text = "".join(self._texts)
         content: dict[str, Any] = {self.kind.key: text}
         if self.kind.part is not None:
-            content = {"content": [] if begun else [self._part(text)]}
+            content = {"content": [self._part(text)] if self._texts else []}
         return {**self._more, **content, "status": status}
 
     def _part(self, text: str) -> dict[str, Any]:
