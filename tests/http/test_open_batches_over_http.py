@@ -11,7 +11,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.stream_forms import JSON_LINES
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import _Messages, _relay_rest
+from shoal.http.requests.streaming import _Relay
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -148,9 +148,9 @@ async def test_a_last_item_that_comes_with_the_end_is_sent_with_it():
 
     call = Call(None, "/it")
     exchange = Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
-    messages = _Messages(JSON_LINES, lambda: None)
     batcher = shoal.Batcher(handler, fill="continuous", streams=True)
     async with batcher as model, model("a") as stream:
         await exchange.begin(200, [])
-        assert await _relay_rest(exchange, stream, messages) == b'{"item":"last"}\n'
+        relay = _Relay(exchange, stream, JSON_LINES, lambda: None, None)
+        assert await relay._send_rest() == b'{"item":"last"}\n'
     assert call.body == b'{"item":"first"}\n'

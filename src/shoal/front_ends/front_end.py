@@ -16,7 +16,7 @@ import anyio
 from shoal.asgi.extensions import DISCONNECT, ConnectionTotals
 from shoal.asgi.headers import PROBLEM_JSON
 from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Channel, Head, PassedMessage, size_of
-from shoal.http.requests.problem import ended
+from shoal.http.requests.problem import ENDED, with_retry_after
 from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
@@ -388,7 +388,7 @@ async def _with_the_rest(first: Message, receive: Receive) -> Message:
 
 
 def _refusal(retry_after_s: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    problem = ended(retry_after_s)
+    problem = with_retry_after(ENDED, retry_after_s)
     members = problem.members("")
     del members["instance"]  # the request has no id here
     body = dumps_json(members).encode()

@@ -248,3 +248,55 @@ async def test_the_last_failure_is_shown_first():
         async with watched(app) as watching:
             failures = state_of(messages_of(watching))["failures"]
     assert [one["error"] for one in failures] == ["KeyError", "IndexError"]
+
+
+class Silent(HTTPException):
+    """Its detail can't be read."""
+
+    def __init__(self):
+        self.status_code = 404
+
+    @property
+    def detail(self):
+        raise KeyError("detail")
+
+
+async def test_a_chosen_answer_that_can_not_be_read_is_a_failure():
+    async def refusing(items: list) -> list:
+        raise Silent
+
+    app = app_with(refusing)
+    async with app.lifespan():
+        assert (await ask(app, "/m", item=1)).status == 500
+        assert counts(app) == (1, 1)
+        async with opened(app, "/m") as socket:
+            socket.say(id=1, item=1)
+            assert (await socket.read())["error"]["status"] == 500
+        assert counts(app) == (2, 2)
+
+
+class Falsy(Exception):
+    def __bool__(self):
+        return False
+
+
+class Breaks(shoal.policies.WholeQueuePolicy):
+    def __init__(self, _options):
+        super().__init__()
+
+    def choose(self, queue, now, pressure):
+        if queue:
+            raise Falsy("no rule")
+        return shoal.policies.Wait(None)
+
+
+async def test_a_failure_that_is_false_is_shown():
+    app = shoal.App(dashboard=True)
+    app.endpoint("/m", name="m", policy=Breaks)(answering_with(1))
+    async with app.lifespan():
+        assert (await ask(app, "/m", item=1)).status == 503
+        async with watched(app) as watching:
+            (backend,) = state_of(messages_of(watching))["backends"]
+        status = (await app.controller.status()).backends["m"]
+    assert (backend["failure"], status.failure) == ("Falsy", "no rule")
+    assert status.state == "unavailable"

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.http.openai import OpenAI
-from shoal.http.openai.texts.messages import SPECIAL
+from shoal.http.openai.texts.text_job import SPECIAL
 from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling

@@ -1,12 +1,15 @@
 """Where a text ends, however the model divides it into pieces."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_app import events, openai_app, text_of
 
-from shoal.http.openai.texts.messages import AnswerForms, OneText, TextAsked
+from shoal.http.openai.texts.chats import ChatJob
 from shoal.http.openai.texts.results import TextEnd, TextOutput
+from shoal.http.openai.texts.text_job import Prompts
 from shoal.testing.asgi import ask
 
 TEXTS = st.text("abc", max_size=6)
@@ -71,11 +74,11 @@ def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
 
 
 def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():
-    asked = TextAsked(b"1", lambda: 0, False)
-    form = AnswerForms("m", chat=False).messages(asked)
+    exchange, model = SimpleNamespace(request_id="1"), SimpleNamespace(name="m")
+    job = ChatJob(exchange, model, {}, Prompts(["a"]), chat=False)
     for count, runs_users_code in ((None, False), (len, True)):
-        text = OneText(form, TextOutput(TextEnd((), None, count)), asked)
-        assert text.runs_users_code is runs_users_code
+        form = job.form(TextOutput(TextEnd((), None, count)))
+        assert form.runs_users_code is runs_users_code
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
 
 import json
+from types import SimpleNamespace
 
 import anyio
 import h2.events
@@ -18,7 +19,7 @@ from shoal.http.json.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.protocol import StreamForm
 from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
+from shoal.http.requests.streaming import _Relay
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -252,7 +253,8 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     async def main():
         stream = Stream()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, list))
+            relay = _Relay(exchange, stream, JSON_LINES, list, None)
+            nursery.start_soon(relay._send_items)
             await trio.testing.wait_all_tasks_blocked()
             # The reader is woken by the item before it could be by the deadline, in the same tick.
             stream.came.set()
@@ -402,18 +404,17 @@ class Numbered(StreamForm):
 
 
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
-    sent, left, has_room = [], [], False
+    sent, left, passed, has_room = [], [], [], False
     times = ItemTimes()
-    messages = _Messages(Numbered(3), times.clock(anyio.current_time))
-
-    def put_at_once(item):
-        return _put_at_once(lambda: has_room, sent.append, messages, lambda: left.append(1), item)
-
-    assert not put_at_once("a")
-    assert messages.of("a") == b"1 a\n"  # the reader gets the item then
-    assert messages.of("b") == b"2 b\n"
+    relay = _Relay(None, None, Numbered(3), times.clock(anyio.current_time), None)
+    stream = SimpleNamespace(leave=lambda: left.append(1), pass_on=passed.append)
+    relay._let_the_handler_send(stream, lambda: has_room, sent.append)
+    [send] = passed
+    assert not send("a")
+    assert relay._message("a") == b"1 a\n"  # the reader gets the item then
+    assert relay._message("b") == b"2 b\n"
     has_room = True
-    assert put_at_once("c")
+    assert send("c")
     assert (sent, left) == ([b"3 c\n"], [1])
     assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
 
@@ -447,5 +448,5 @@ async def test_of_items_that_are_there_already_none_follows_the_last():
 
     call = Call(None, "/steps")
     exchange = Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
-    messages = _Messages(Numbered(3), lambda: None)
-    assert await _relay_rest(exchange, Stream(), messages) == b"1 a\n2 b\n3 c\n"
+    relay = _Relay(exchange, Stream(), Numbered(3), lambda: None, None)
+    assert await relay._send_rest() == b"1 a\n2 b\n3 c\n"

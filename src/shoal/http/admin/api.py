@@ -33,7 +33,7 @@ from shoal.http.json.stream_forms import form_for
 from shoal.http.requests.dispatch import PathTable
 from shoal.http.requests.exchange import FRESH, JSON, Exchange, split_path
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.problem import Problem, Refused, method_not_allowed, not_found
+from shoal.http.requests.problem import NOT_FOUND, Problem, Refused, method_not_allowed
 from shoal.http.requests.streaming import ItemStream, respond_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.protocol import VERBS, Client
@@ -45,8 +45,6 @@ from shoal.serving.names import METHODS, found
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-
-    from shoal.serving.clients.handles import Handle
 
 
 API: Final = "/-/api/"
@@ -99,15 +97,13 @@ _KINDS_BY_STATUS: Final = {
     503: ("backend-unavailable", "closed", "not-open", "overloaded", "shut-down"),
     504: ("deadline-exceeded", "handler-timeout"),
 }
-_RETRY: Final = ((b"retry-after", b"1"),)
 
 
 def admin_problem(error: Exception) -> Problem:
     described = error_to_wire(error)
     status = next((one for one, kinds in _KINDS_BY_STATUS.items() if described.kind in kinds), 500)
     title = described.kind.replace("-", " ").capitalize()
-    headers = _RETRY if status == 503 else ()
-    return Problem(status, described.kind, title, described.text, headers, described.more)
+    return Problem(status, described.kind, title, described.text, more=described.more)
 
 
 _CALL: Final[Mapping[str, bool]] = dict.fromkeys(("args", "kwargs", "options"), False)
@@ -180,7 +176,7 @@ class AdminApi:
         _, path = split_path(exchange.scope)
         match = self._table.at(path, method)
         if match is None:
-            raise Refused(not_found())
+            raise Refused(NOT_FOUND)
         route = match.routes.get(method)
         if route is None:
             raise Refused(method_not_allowed(sorted(match.routes, key=METHODS.index)))
@@ -216,8 +212,13 @@ class AdminApi:
         await _send(request.exchange, found("endpoint", name, endpoints))
 
     async def _call(self, request: AdminRequest) -> None:
-        exchange = request.exchange
-        handle, args, kwargs = await self._handle_and_arguments(request)
+        exchange, body = request.exchange, members(request.body, _CALL)
+        args = array("args", body.get("args", []))
+        kwargs = mapping("kwargs", body.get("kwargs", {}))
+        options = mapping("options", body.get("options", {}))
+        handle = await self._client.get_handle(request.names["name"])
+        if options:
+            handle = handle.options(**members(options, _OPTIONS))
         accept = exchange.headers.get(b"accept", b"")
         if b"ndjson" in accept or b"text/event-stream" in accept:
             stream = cast("ItemStream", handle.stream(*args, **kwargs))
@@ -226,21 +227,9 @@ class AdminApi:
             run = partial(handle.call, *args, **kwargs)
             await _send(exchange, await run_unless_left(exchange.when_left, run))
 
-    async def _handle_and_arguments(
-        self, request: AdminRequest
-    ) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
-        body = members(request.body, _CALL)
-        args = array("args", body.get("args", []))
-        kwargs = mapping("kwargs", body.get("kwargs", {}))
-        options = mapping("options", body.get("options", {}))
-        handle = await self._client.get_handle(request.names["name"])
-        if options:
-            handle = handle.options(**members(options, _OPTIONS))
-        return handle, args, kwargs
-
     async def _record(self, request: AdminRequest) -> None:
         if not isinstance(self._client, Controller):
-            raise Refused(not_found())
+            raise Refused(NOT_FOUND)
         self._client.check_open()
         body = members(request.body, recordings.MEMBERS)
         recording = recordings.RunningRecording(self._client, body)

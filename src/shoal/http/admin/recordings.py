@@ -53,13 +53,7 @@ _TENTHS_OF_A_MS: Final = 4
 class ArrivalRecorder(BatchObserver):
     """Notes the requests and the batches of batchers; add it to their observers."""
 
-    def __init__(
-        self,
-        began_at: float,
-        *,
-        most_requests: int,
-        tag: str | None = None,
-    ) -> None:
+    def __init__(self, began_at: float, *, most_requests: int, tag: str | None = None) -> None:
         self.requests = 0
         self.lost = 0
         # Earlier requests are noted with this time of arrival.
@@ -99,32 +93,37 @@ class ArrivalRecorder(BatchObserver):
             note["open"] = True
         if record.failed:
             note["failed"] = record.failed
-        self._hold(note)
-        self._note_all(record.batcher, requests, record.id, record.ended_at)
+        if len(self._held) >= MOST_HELD:
+            self.lost += 1
+        else:
+            self._held.append(note)
+        for request in requests:
+            self._note_end(record.batcher, request, record.id, record.ended_at)
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         if self.wants(batcher):
-            self._note_all(batcher, (request,), batch.id, now)
+            self._note_end(batcher, request, batch.id, now)
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        if self.wants(batcher) and self._room_for(1):
+        if self.wants(batcher):
             left_s = round(max(0.0, now - request.arrived_at), _MICROSECONDS)
-            self._held.append({**self._note(batcher, request), "outcome": why, "left_s": left_s})
+            self._note(batcher, request, {"outcome": why, "left_s": left_s})
 
-    def _note_all(self, batcher: str, requests: Sequence[Request], batch: int, now: float) -> None:
-        for request in requests[: self._room_for(len(requests))]:
-            note = self._note(batcher, request)
-            note["batch"] = batch
-            note["took_s"] = round(now - request.arrived_at, _MICROSECONDS)
-            if request.state is not State.FINISHED:
-                note["outcome"] = _outcome(request, now)
-            self._held.append(note)
+    def _note_end(self, batcher: str, request: Request, batch: int, now: float) -> None:
+        end: Note = {"batch": batch, "took_s": round(now - request.arrived_at, _MICROSECONDS)}
+        if request.state is not State.FINISHED:
+            end["outcome"] = _outcome(request, now)
+        self._note(batcher, request, end)
 
-    def _note(self, batcher: str, request: Request) -> Note:
+    def _note(self, batcher: str, request: Request, end: Note) -> None:
+        if self.is_full or len(self._held) >= MOST_HELD:
+            self.lost += 1
+            return
+        self.requests += 1
         note: Note = {"at": self._time(request.arrived_at), "batcher": batcher}
         if request.options is not None:
             note |= self._said(request.options, request.arrived_at)
-        return note
+        self._held.append(note | end)
 
     def _said(self, options: RequestOptions, arrived_at: float) -> Note:
         note: Note = {}
@@ -148,19 +147,6 @@ class ArrivalRecorder(BatchObserver):
         if options.queue_timeout_s is not None:
             note["queue_timeout_s"] = options.queue_timeout_s
         return note
-
-    def _room_for(self, count: int) -> int:
-        room = min(self._most_requests - self.requests, MOST_HELD - len(self._held), count)
-        room = max(0, room)
-        self.requests += room
-        self.lost += count - room
-        return room
-
-    def _hold(self, note: Note) -> None:
-        if len(self._held) >= MOST_HELD:
-            self.lost += 1
-        else:
-            self._held.append(note)
 
     def _time(self, at: float) -> float:
         return round(max(0.0, at - self._began_at), _MICROSECONDS)
@@ -218,29 +204,25 @@ class RunningRecording:
         self._began_at = anyio.current_time()
         self._end_at = self._began_at + self._duration_s
         self._options: dict[str, Note] = {}  # by batcher, as sent
-        # Or "full", or "server ended".
-        self.why_ended = "time"
-        self.recorder = ArrivalRecorder(
-            self._began_at,
-            most_requests=_most_requests(body),
-            tag=tag,
-        )
+        most = _most_requests(body)
+        self.recorder = ArrivalRecorder(self._began_at, most_requests=most, tag=tag)
 
     async def handle(self, exchange: Exchange) -> None:
         self._controller.observers.add(self.recorder)
         try:
-            await run_unless_left(exchange.when_left, partial(self._send, exchange))
+            why = await run_unless_left(exchange.when_left, partial(self._send, exchange))
         except CallerLeft:
             if not exchange.is_cut_off:
                 raise
-            self.why_ended = "server ended"
+            why = "server ended"
         finally:
             self._controller.observers.remove(self.recorder)
         waiting = sum(one.statistics().queued + one.statistics().running for one in self._found())
-        end = {**self._state("end"), "why": self.why_ended, "unfinished": waiting}
+        end = {**self._state("end"), "why": why, "unfinished": waiting}
         await exchange.end(await self._piece(end))
 
-    async def _send(self, exchange: Exchange) -> None:
+    async def _send(self, exchange: Exchange) -> str:
+        """Sends the recording but for its last piece; returns why it has ended."""
         await exchange.begin(200, _HEADERS)
         first: Note = {
             "record": "trace",
@@ -253,13 +235,11 @@ class RunningRecording:
             await exchange.piece_in_time(piece)
             await anyio.sleep_until(min(self._end_at, anyio.current_time() + PIECE_S))
             if self._controller.is_draining:
-                self.why_ended = "server ended"
-                return
+                return "server ended"
             if self.recorder.is_full:
-                self.why_ended = "full"
-                return
+                return "full"
             if anyio.current_time() >= self._end_at:
-                return
+                return "time"
             piece = await self._piece(self._state("progress"))
 
     async def _piece(self, last: Note) -> bytes:

@@ -19,7 +19,7 @@ from shoal.http.requests.dispatch import (
     route_for,
 )
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.problem import not_found
+from shoal.http.requests.problem import NOT_FOUND
 from shoal.http.requests.shared_parts import SharedParts
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class AdminMount:
             await self._behind(scope, receive, send)
             return
         else:
-            route = ProblemRoute(not_found())
+            route = ProblemRoute(NOT_FOUND)
         if DISCONNECT in scope.get("extensions", ()):
             await self._dispatcher.dispatch(scope, receive, send, route)
             return

@@ -23,7 +23,6 @@ from shoal.serving.names import TAG_FORM, check_free, found, is_tag
 from shoal.serving.state_records import EndpointRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import ExitStack
 
     from starlette.types import ASGIApp
@@ -153,8 +152,7 @@ class Declarations:
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
         self.loading = [tag for tag in self.backends if ("backend", tag) in lacking]
         controller.announce_endpoints([*self.endpoints])
-        for tags in self._groups():
-            await self._open_side_by_side(controller, lending, tags, lacking)
+        await self._open_backends(controller, lending, lacking)
         for endpoint in self.endpoints.values():
             if ("endpoint", endpoint.name) in lacking:
                 await controller.declare_endpoint(endpoint)
@@ -175,45 +173,35 @@ class Declarations:
                     error.add_note(f"the parameter {parameter!r} of {tag!r} is given its handle")
                     raise
 
-    def _groups(self) -> Iterator[list[str]]:
-        """Yields groups of tags of backends that may start concurrently, in declaration order."""
-        # A batched function's backend is a group by itself: code that is declared after it may call
-        # that function when it starts.
-        group: list[str] = []
-        for tag in self.backends:
-            code = self.code.get(tag)
-            if code is None or code.face is None:
-                group.append(tag)
-                continue
-            yield group
-            yield [tag]
-            group = []
-        yield group
-
-    async def _open_side_by_side(
-        self,
-        controller: Controller,
-        lending: ExitStack,
-        tags: list[str],
-        lacking: set[tuple[str, str]],
+    async def _open_backends(
+        self, controller: Controller, lending: ExitStack, lacking: set[tuple[str, str]]
     ) -> None:
         """Starts backends concurrently; the first that fails cancels the others."""
-        # They are added in their order.
-        turns = [anyio.Event() for _ in range(len(tags) + 1)]
-        turns[0].set()
+        # They are added in their order. A batched function's backend starts alone: code that is
+        # declared after it may call that function when it starts.
         failures: list[Exception] = []
 
-        async def open_one(nth: int) -> None:
+        async def open_one(tag: str, before: anyio.Event, opened: anyio.Event) -> None:
             try:
-                await self._open(controller, lending, tags[nth], lacking, turns[nth])
-                turns[nth + 1].set()
+                await self._open(controller, lending, tag, lacking, before)
+                await before.wait()
+                opened.set()
             except Exception as error:
                 failures.append(error)
                 tasks.cancel_scope.cancel()
 
+        before = anyio.Event()
+        before.set()
         async with anyio.create_task_group() as tasks:
-            for nth in range(len(tags)):
-                tasks.start_soon(open_one, nth)
+            for tag in self.backends:
+                code, opened = self.code.get(tag), anyio.Event()
+                is_alone = code is not None and code.face is not None
+                if is_alone:
+                    await before.wait()
+                tasks.start_soon(open_one, tag, before, opened)
+                before = opened
+                if is_alone:
+                    await before.wait()
         try:
             if failures:
                 raise failures[0]

@@ -23,12 +23,13 @@ from shoal.http.requests.dispatch import (
 )
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import (
+    NOT_FOUND,
+    NOT_OPEN,
+    STARTING,
     Problem,
     Refused,
-    not_found,
-    not_open,
     problem_json,
-    starting,
+    with_retry_after,
 )
 from shoal.http.requests.protocol import HttpProtocol, protocol_objects
 from shoal.serving.names import RESERVED
@@ -127,8 +128,6 @@ class AppRouter:
         self._shared = dispatcher.shared
         self._options = options = self._shared.options
         self._protocols = protocol_objects(options.protocols)
-        self._not_open = ProblemRoute(not_open(options))
-        self._starting = ProblemRoute(starting(options))
 
     def set_controller(self, controller: Controller | None) -> None:
         self._table = None
@@ -166,21 +165,21 @@ class AppRouter:
             route = landing and landing.routes["GET"]
         elif (table := self._current_table()) is not None:
             route = table.elsewhere(path)
-        return route or ProblemRoute(not_found())
+        return route or ProblemRoute(NOT_FOUND)
 
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
         table = self._current_table()
         if table is None:
-            return self._declared.routed_to(self._not_open).at(path, method)
+            return self._declared.routed_to(ProblemRoute(NOT_OPEN)).at(path, method)
         return table.routes.at(path, method)
 
     async def refuse_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._dispatcher.dispatch(scope, receive, send, self._starting)
+            await self._dispatcher.dispatch(scope, receive, send, ProblemRoute(STARTING))
         elif (await receive())["type"] == "websocket.connect":
-            await refuse_socket(self._shared, scope, send, starting(self._options))
+            await refuse_socket(self._shared, scope, send, STARTING)
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, for a request's path."""
@@ -210,10 +209,10 @@ class AppRouter:
             return
         refuse = partial(refuse_socket, self._shared, scope, send)
         if self._table is None:
-            await refuse(not_open(self._options))
+            await refuse(NOT_OPEN)
             return
         if match is None:
-            await refuse(not_found())
+            await refuse(NOT_FOUND)
             return
         scope = with_params(scope, match)
         calls = match.routes["GET"]
@@ -243,6 +242,7 @@ async def refuse_socket(
         await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
         return
     request_id = shared.new_id()
+    problem = with_retry_after(problem, shared.options.retry_after_s)
     media_type, body = problem_json(problem, request_id.decode("ascii"))
     headers = [
         (b"content-type", media_type),

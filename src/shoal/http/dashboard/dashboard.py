@@ -105,4 +105,4 @@ class Dashboard:
     def _feed(self) -> Feed:
         from shoal.http.dashboard.feed import Feed
 
-        return Feed(self._options, self._controller, self._failures)
+        return Feed(self._controller, self._failures)

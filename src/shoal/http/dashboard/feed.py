@@ -23,7 +23,7 @@ import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.requests.plain import one_line_json
-from shoal.http.requests.problem import Problem, Refused, not_open, retry_after
+from shoal.http.requests.problem import NOT_OPEN, Problem, Refused
 from shoal.http.requests.streaming import UNBUFFERED
 from shoal.observe.failures import FailureLog, name_of
 from shoal.observe.history import BatcherReading, BatchHistory, Sampler
@@ -31,7 +31,6 @@ from shoal.observe.history import BatcherReading, BatchHistory, Sampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
@@ -52,7 +51,7 @@ def state_of_server(controller: Controller, failures: FailureLog, most: int) -> 
 
 def _shown(backend: Backend) -> BackendStatus:
     status = backend.status()
-    failure = backend.failure or backend.supervisor.failures.last
+    failure = backend.last_failure
     return replace(
         status,
         ongoing=backend.running,  # a replica counts an open batch as one request
@@ -92,13 +91,7 @@ class _Seen(NamedTuple):
 
 
 class Feed:
-    def __init__(
-        self,
-        options: HttpOptions,
-        controller: Callable[[], Controller | None],
-        failures: FailureLog,
-    ) -> None:
-        self._options = options
+    def __init__(self, controller: Callable[[], Controller | None], failures: FailureLog) -> None:
         self._find = controller
         self._failures = failures
         self._history = BatchHistory()
@@ -118,9 +111,10 @@ class Feed:
         # A response that has begun is not counted among the requests: it lasts as long as a page
         # is open, and closing the page is no failure.
         if self._controller() is None:
-            raise Refused(not_open(self._options))
+            raise Refused(NOT_OPEN)
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
-            raise Refused(_too_many(self._viewers, self._options.retry_after_s))
+            detail = f"{self._viewers} pages show this server already; close one of them."
+            raise Refused(Problem(503, "too-many-viewers", "Too many are watching", detail))
         if exchange.wants_no_body:
             await exchange.respond_without_body(200, _HEADERS)
             return
@@ -218,9 +212,3 @@ class Feed:
         if seen.state != self._states:
             message["state"] = orjson.Fragment(self._state)
         return b"data: %b\n\n" % one_line_json(orjson.dumps(message))
-
-
-def _too_many(viewers: int, retry_after_s: int) -> Problem:
-    detail = f"{viewers} pages show this server already; close one of them."
-    retry = retry_after(retry_after_s)
-    return Problem(503, "too-many-viewers", "Too many are watching", detail, retry)

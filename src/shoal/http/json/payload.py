@@ -34,6 +34,7 @@ from typing import (
 )
 
 from pydantic import ConfigDict, with_config
+from pydantic_core import core_schema
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from typing_extensions import TypedDict
@@ -45,7 +46,6 @@ from shoal.http.json.content_coding import decompressed
 from shoal.http.json.msgpack import MSGPACK_NAMES, has_msgpack, read_msgpack
 from shoal.http.json.validation import BodyForm, JsonType, adapter_of
 from shoal.http.json.whole_request import WholeRequest
-from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,19 +75,21 @@ def reader_for(signature: Signature) -> Reader:
         _check_known(parameter)
     if not parameters:
         return Reader(_nothing, "nothing")
-    if len(parameters) > 1:
-        return _reader_of_fields(parameters)
     annotation = parameters[0].annotation
-    if annotation is bytes:
+    takes, forms = "json", [BodyForm(MSGPACK_NAMES, read_msgpack if has_msgpack() else None)]
+    if len(parameters) > 1:
+        _check_no_request(parameters)
+        adapter = fields_adapter(parameters)
+    elif annotation is bytes:
         return Reader(decompressed, "bytes", ("*/*",))
-    if annotation is Request:
+    elif annotation is Request:
         return Reader(_request, "request", ("*/*",))
-    adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
-    if any(map(is_array, choices(annotation))):
-        arrays = JsonType(adapter, [_msgpack_form(), BodyForm((NPY,), read_npy)])
-        return Reader(arrays.parsed, "array", arrays.media_types, arrays.lines)
-    json = JsonType(adapter, [_msgpack_form()])
-    return Reader(json.parsed, "json", json.media_types, json.lines)
+    else:
+        adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
+        if any(map(is_array, choices(annotation))):
+            takes, forms = "array", [*forms, BodyForm((NPY,), read_npy)]
+    json = JsonType(adapter, forms)
+    return Reader(json.parsed, takes, json.media_types, json.lines)
 
 
 def _nothing(_exchange: Exchange, _body: bytes) -> Any:
@@ -98,33 +100,17 @@ def _request(exchange: Exchange, body: bytes) -> Request:
     return WholeRequest(exchange.scope, body)
 
 
-def _reader_of_fields(parameters: list[Parameter]) -> Reader:
+def _check_no_request(parameters: list[Parameter]) -> None:
     for parameter in parameters:
         if parameter.annotation is Request:
             raise TypeError(
                 f"{parameter.name}: list[Request] takes the whole request, so it must be the "
                 "handler's only parameter"
             )
-    json = JsonType(fields_adapter(parameters), [_msgpack_form()])
-
-    def item(fields: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(fields.get(p.name, p.default) for p in parameters)
-
-    def read(exchange: Exchange, body: bytes) -> Any:
-        return item(json.parsed(exchange, body))
-
-    def lines(exchange: Exchange, body: bytes) -> Iterator[Any]:
-        for one in json.lines(exchange, body):
-            yield one if isinstance(one, Refused) else item(one)
-
-    return Reader(read, "json", json.media_types, lines)
-
-
-def _msgpack_form() -> BodyForm:
-    return BodyForm(MSGPACK_NAMES, read_msgpack if has_msgpack() else None)
 
 
 def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapter[Any]:
+    """Checks a record with the names of parameters, and makes an item of their values."""
     fields: dict[str, Any] = {}
     for parameter in parameters:
         annotation: Any = parameter.annotation
@@ -136,7 +122,14 @@ def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapt
     body: Any = TypedDict(name, fields)  # type: ignore[misc]  # fields known at run time
     are_open = any(has_arrays(one.annotation) for one in parameters)
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=are_open)
-    return adapter_of(with_config(config)(body))
+    adapter = adapter_of(with_config(config)(body))
+
+    def item(given: dict[str, Any]) -> Any:
+        values = [given.get(p.name, p.default) for p in parameters]
+        return values[0] if len(values) == 1 else tuple(values)
+
+    adapter.core_schema = core_schema.no_info_after_validator_function(item, adapter.core_schema)
+    return adapter
 
 
 # A parameter with `Depends()` would be read from the body, so a caller could set what code trusts.

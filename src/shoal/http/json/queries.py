@@ -60,15 +60,11 @@ class QueryReader:
         query = Query.of(exchange.scope.get("query_string", b""))
         if self._takes_query:
             return query
-        given: Any = dict(query)
         try:
-            checked: Any = self._validator.validate_strings(given)
+            given: Any = dict(query)
+            return self._validator.validate_strings(given)
         except ValidationError as error:
             raise Refused(self._problem(error)) from None
-        if self._is_record:
-            return checked
-        first, *others = [checked.get(p.name, p.default) for p in self._parameters]
-        return (first, *others) if others else first
 
     @cached_property
     def _validator(self) -> SchemaValidator:

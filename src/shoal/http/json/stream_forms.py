@@ -58,7 +58,6 @@ def prefers(accepted: Mapping[bytes, float], other: bytes, usual: bytes) -> bool
     return weight > 0 and weight >= accepted.get(usual, 0.0)
 
 
-_RETRY: Final = b"retry: 1000\n"  # milliseconds
 # A browser's EventSource drops an event that has no data.
 _END: Final = b"event: end\ndata: {}\n\n"
 _DONE: Final = b"data: [DONE]\n\n"
@@ -94,7 +93,7 @@ class ServerSentEvents(_Framed):
     before_error = b"event: error\ndata: "
     after = b"\n\n"
 
-    def __init__(self, last: bytes = _END) -> None:
+    def __init__(self, last: bytes) -> None:
         self.last = last
 
 
@@ -104,6 +103,7 @@ class NumberedEvents(StreamForm):
     media_type = ServerSentEvents.media_type
     heartbeat = ServerSentEvents.heartbeat
     headers = (VARIES,)
+    start = b"retry: 1000\n"  # milliseconds
     stops_reconnection = True
 
     def __init__(self, last: bytes) -> None:
@@ -112,7 +112,7 @@ class NumberedEvents(StreamForm):
 
     def first_heartbeat(self) -> bytes:
         # An event without data is not passed to the page, but the browser remembers its id.
-        return _RETRY + b"id: 0\n\n"
+        return b"id: 0\n\n"
 
     def item(self, value: Any) -> bytes:
         return self._numbered(self._events.item(value))
@@ -124,9 +124,8 @@ class NumberedEvents(StreamForm):
         return self._numbered(self._events.error(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
-        self._number = number = self._number + 1
-        message = b"id: %d\n%b" % (number, event)
-        return message if number > 1 else _RETRY + message
+        self._number += 1
+        return b"id: %d\n%b" % (self._number, event)
 
 
 class JsonLinesForm(_Framed):
@@ -162,8 +161,6 @@ class JsonArray(StreamForm):
         return b""
 
 
-SERVER_SENT_EVENTS: Final = ServerSentEvents()
-_ENDING_WITH_DONE: Final = ServerSentEvents(_DONE)
 JSON_LINES: Final = JsonLinesForm()
 
 # The media types of the forms; of equally accepted ones the first wins.
@@ -187,10 +184,10 @@ def form_for(exchange: Exchange) -> StreamForm:
         return JsonArray()
     if media_type != b"text/event-stream":
         return JSON_LINES
-    has_done = exchange.options.sse_done
+    last = _DONE if exchange.options.sse_done else _END
     if exchange.method in ("GET", "HEAD"):
-        return NumberedEvents(_DONE if has_done else _END)
-    return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS
+        return NumberedEvents(last)
+    return ServerSentEvents(last)
 
 
 def accepted(accept: bytes) -> bytes | None:

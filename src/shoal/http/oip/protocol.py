@@ -34,7 +34,7 @@ from shoal.http.oip.tensor import not_fitting
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.exchange import JSON, Exchange
-from shoal.http.requests.problem import Problem, Refused, retry_after
+from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.serving.endpoint import Endpoint, known_among
 from shoal.version import __version__
@@ -189,9 +189,8 @@ class _Routes(ProtocolRoutes):
                 "inputs": model.inputs.metadata(),
                 "outputs": model.outputs.metadata(),
             }
-        retry = retry_after(self._options.retry_after_s)
         detail = "None of its replicas has started yet."
-        raise Refused(Problem(503, "unavailable", "The model is not ready", detail, retry))
+        raise Refused(Problem(503, "unavailable", "The model is not ready", detail))
 
 
 class _NotFound(ProblemRoute, ProtocolRoute):

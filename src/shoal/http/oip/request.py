@@ -99,14 +99,6 @@ _VALIDATOR: Final = TypeAdapter(_Request).validator
 class RequestHead:
     """The contents of a request's JSON; inputs with binary data are not filled yet."""
 
-    # Defaults that most requests keep.
-    id: str | None = None
-    # Whether outputs are binary that do not say so themselves.
-    is_binary: bool = False
-    # Whether each wanted output is binary; None if all outputs are wanted.
-    outputs: Mapping[str, bool] | None = None
-    parameters: Mapping[str, Any] = _NONE
-
     def __init__(self, parsed: Mapping[str, Any], most_elements: int) -> None:
         allowance = Allowance(most_elements)
         self.inputs = [Tensor(one, allowance) for one in parsed["inputs"]]
@@ -114,13 +106,12 @@ class RequestHead:
             name, count = Counter(one.name for one in self.inputs).most_common(1)[0]
             if count > 1:
                 raise malformed(f"The input {name!r} is there twice.")
-        if len(parsed) > 1:
-            self._take_options(parsed)
-
-    def _take_options(self, parsed: Mapping[str, Any]) -> None:
-        self.id = parsed.get("id")
-        self.parameters = parsed.get("parameters") or _NONE
-        self.is_binary = self.parameters.get("binary_data_output") or False
+        self.id: str | None = parsed.get("id")
+        self.parameters: Mapping[str, Any] = parsed.get("parameters") or _NONE
+        # Whether outputs are binary that do not say so themselves.
+        self.is_binary = bool(self.parameters.get("binary_data_output"))
+        # Whether each wanted output is binary; None if all outputs are wanted.
+        self.outputs: Mapping[str, bool] | None = None
         if wanted := parsed.get("outputs"):
             self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -115,13 +116,11 @@ class Tensor:
     _flat: list[Any] | None = None
     # None for JSON, and before it is `filled`.
     data: memoryview | None = None
-    # Of the bytes that follow the JSON; None if the elements are in it.
-    size: int | None = None
 
     def __init__(self, described: Mapping[str, Any], allowance: Allowance) -> None:
         self.name: str = described["name"]
-        if described.get("parameters") is not None or described.get("data") is None:
-            self.size = self._size_in(described)
+        # Of the bytes that follow the JSON; None if the elements are in it.
+        self.size = self._size_in(described)
         datatype = DATATYPES.get(described["datatype"])
         if datatype is None:
             self.refuse(f"has no datatype of the protocol: {', '.join(DATATYPES)}")
@@ -140,10 +139,8 @@ class Tensor:
             )
 
     def filled(self, data: memoryview, allowance: Allowance) -> Tensor:
-        made = Tensor.__new__(Tensor)
-        made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
-        made.size, made._count, made._allowance = self.size, self._count, allowance
-        made.data = data
+        made = copy(self)
+        made.data, made._allowance = data, allowance
         if self.datatype.name == BYTES:
             made._flat = made._strings(data, self._count)
         return made
@@ -172,7 +169,6 @@ class Tensor:
         raise malformed(f"The input {self.name!r} {what}.")
 
     def _size_in(self, described: Mapping[str, Any]) -> int | None:
-        """Returns the size of its elements as bytes; None if they are in its description."""
         parameters: Mapping[str, Any] = described.get("parameters") or {}
         size: int | None = parameters.get("binary_data_size")
         if (size is None) == (described.get("data") is None):

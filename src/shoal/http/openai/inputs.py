@@ -23,6 +23,7 @@ from typing import (
     cast,
 )
 
+from orjson import Fragment
 from pydantic import Field, with_config
 
 from shoal.errors import ItemTooLarge
@@ -134,9 +135,12 @@ class Asked(NamedTuple):
 
     def listed(self, kind: str, **more: Any) -> bytes:
         """Returns the response of a kind, with further members."""
+        return encoded({"id": f"{kind}-{self.request_id}", **self.about, **more})
+
+    @property
+    def about(self) -> dict[str, Any]:
         usage = {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
-        own_id, name = f"{kind}-{self.request_id}", self.model.name
-        return encoded({"id": own_id, "object": "list", "model": name, **more, "usage": usage})
+        return {"object": "list", "model": self.model.name, "usage": usage}
 
 
 class InputsRoute(OpenAIRoute):
@@ -188,7 +192,7 @@ class TextsRoute(InputsRoute):
         return prompts_of(params["input"], "input")
 
     def item(self, model: OpenAIModel, maker: TextMaker, one: Prompt, params: Params) -> Any:
-        return maker.item(model.fitting(maker, one, "input"), params, "input")
+        return maker.item((model.fitting(maker, one, "input"),), params, ("input",))
 
 
 @with_config(OPEN)
@@ -210,15 +214,11 @@ class EmbeddingsRoute(TextsRoute):
 
     def written(self, asked: Asked, results: Sequence[Any]) -> bytes:
         written = in_base64 if asked.params.get("encoding_format") == "base64" else in_json
-        data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-        tokens = asked.tokens
-        return _ANSWER % (data, asked.model.name_json, tokens, tokens)
-
-
-_ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
-_ANSWER: Final = (
-    b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
-)
+        data = [
+            {"object": "embedding", "index": nth, "embedding": Fragment(written(one))}
+            for nth, one in enumerate(results)
+        ]
+        return encoded({**asked.about, "data": data})
 
 
 @with_config(OPEN)

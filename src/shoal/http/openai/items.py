@@ -16,9 +16,10 @@ of a chat unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, get_args, get_origin
 
 from pydantic import ValidationError
 from typing_extensions import is_typeddict
@@ -44,11 +45,13 @@ LARGEST_TOKEN: Final = 2**31 - 1
 _TEXT: Final = (str, Any, Parameter.empty)
 
 
-class ItemMaker:
-    """Makes the items of one handler of their parts; subclasses say which parts these are."""
+class ItemMaker(ABC):
+    """Makes the items of one handler of their parts; raises TypeError if it takes others."""
 
+    # The names of a field for each part, in order of preference.
+    parts: ClassVar[Sequence[Sequence[str]]]
     # Items that the handler takes without a check.
-    unchecked: Collection[Any] = ()
+    unchecked: ClassVar[Collection[Any]] = ()
     # Whether the annotations are only those of a model.
     is_listed = True
 
@@ -62,41 +65,54 @@ class ItemMaker:
             self.fields = record_fields(self.annotation)
         else:
             self.fields = {one.name: one.annotation for one in self._parameters}
+        # The field of each part; None if there is none.
+        self.own = [next((n for n in names if n in self.fields), None) for names in self.parts]
         self.signature = signature
-
-    def validator(self) -> SchemaValidator | None:
-        """Returns None if items need no check; raises TypeError if they can't be checked."""
+        self.check()
+        self._validator: SchemaValidator | None = None  # if items need no check
         if self._parameters is not None:
-            return validator_of(fields_adapter(self._parameters))
-        if self.annotation in self.unchecked:
-            return None
-        return validator_of(adapter_of(self.annotation))
+            self._validator = validator_of(fields_adapter(self._parameters))
+        elif self.annotation not in self.unchecked:
+            self._validator = validator_of(adapter_of(self.annotation))
 
-    def named(self, names: Iterable[str]) -> str | None:
-        return next((name for name in names if name in self.fields), None)
+    @abstractmethod
+    def check(self) -> None:
+        """Raises TypeError if the handler takes no items of these parts."""
 
-    def with_params(self, values: dict[str, Any], params: Params) -> dict[str, Any]:
-        """Returns the values of an item's fields, with those of a request's parameters."""
+    def item(self, parts: Sequence[Any], params: Params, names: Sequence[str]) -> Any:
+        """Returns the item of its parts; `names` are the client's names of them."""
+        whole = parts[0] if len(parts) == 1 else parts
+        if self._validator is None:
+            return whole
+        theirs = {None: names[-1], **dict(zip(self.own, names, strict=True))}
+        if not self.fields:
+            return self._made(whole, theirs)
+        return self.record(dict(zip(map(str, self.own), parts, strict=True)), params, theirs)
+
+    def record(
+        self, values: Mapping[str, Any], params: Params, names: Mapping[str | None, str]
+    ) -> Any:
+        """Returns an item with values of its fields, and with those of a request's parameters."""
         given = {
             name: value
             for name in self.fields.keys() & params.keys()
             if (value := params[name]) is not None
         }
-        return {**given, **values}
+        if params.get("max_completion_tokens") is not None:
+            names = {**names, "max_tokens": "max_completion_tokens"}
+        return self._made({**given, **values}, names)
 
-    def made(self, validator: SchemaValidator, values: Any, names: Mapping[str | None, str]) -> Any:
+    def _made(self, values: Any, names: Mapping[str | None, str]) -> Any:
         """Returns an item; `names` has the client's names of fields, and at None of the whole."""
+        assert self._validator is not None
         try:
-            made = validator.validate_python(values)
+            return self._validator.validate_python(values)
         except ValidationError as error:
             first = errors_of(error)[0]
             loc = first["loc"]
             field = str(loc[0]) if loc and self.fields else None
             where = ".".join([names.get(field, str(field)), *index_in(loc[1:] if field else loc)])
             raise refused(f"{where}: {first['msg']}", param=where) from None
-        if self._parameters is None:
-            return made
-        return tuple(made.get(p.name, p.default) for p in self._parameters)
 
     def limit(self, item: Any) -> int | None:
         """Returns the ``max_tokens`` of an item, which may be a default."""
@@ -112,86 +128,56 @@ class ItemMaker:
 
 
 class TextMaker(ItemMaker):
-    """Makes items of prompts or messages; raises TypeError if the handler takes no text."""
+    """Makes items of prompts or messages."""
 
+    parts = (PROMPT_NAMES,)
     unchecked = _TEXT
 
-    def __init__(self, signature: Signature) -> None:
-        super().__init__(signature)
-        self._prompt = self.named(PROMPT_NAMES)
+    def check(self) -> None:
+        [prompt] = self.own
         # It takes the messages of a chat, without a template.
         self.takes_messages = "messages" in self.fields
-        kinds = choices(unmarked(self.fields.get(self._prompt or "", self.annotation)))
+        kinds = choices(unmarked(self.fields.get(prompt or "", self.annotation)))
         self.takes_tokens = any(map(_is_tokens, kinds))
         # A field for the prompt may be of any type: its validator decides.
         self.takes_text = not all(map(_is_tokens, kinds))
-        is_input = not self.fields and all(one in _TEXT or _is_tokens(one) for one in kinds)
-        if not is_input and self._prompt is None and not self.takes_messages:
-            raise TypeError(f"{signature} takes no text: a str, or a field 'prompt' or 'messages'")
-        self._validator = self.validator()
+        self.takes_prompts = prompt is not None or (
+            not self.fields and all(one in _TEXT or _is_tokens(one) for one in kinds)
+        )
+        if not self.takes_prompts and not self.takes_messages:
+            text = "a str, or a field 'prompt' or 'messages'"
+            raise TypeError(f"{self.signature} takes no text: {text}")
 
-    def item(self, prompt: Prompt | None, params: Params, param: str) -> Any:
-        """Returns the item; `prompt` is None if it takes messages; clients call it `param`."""
-        if self._validator is None:
-            return prompt
-        names: dict[str | None, str] = {None: param, self._prompt: param}
-        if not self.fields:
-            return self.made(self._validator, prompt, names)
-        if params.get("max_completion_tokens") is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        if prompt is None:
-            values = {"messages": params["messages"]}
-        elif self._prompt is None:
-            raise refused("The model takes messages only: use /v1/chat/completions")
-        else:
-            values = {self._prompt: prompt}
-        return self.made(self._validator, self.with_params(values, params), names)
+    def item_of_messages(
+        self, messages: Sequence[Mapping[str, Any]], params: Params, param: str
+    ) -> Any:
+        return self.record({"messages": messages}, params, {None: param})
 
 
 class PairMaker(ItemMaker):
-    """Makes items of a query and a document; raises TypeError if the handler takes no pairs."""
+    """Makes items of a query and a document."""
 
-    def __init__(self, signature: Signature) -> None:
-        super().__init__(signature)
-        self._query = self.named(("query", "text_1"))
-        self._document = self.named(("document", "text_2", "passage", "text"))
+    parts = (("query", "text_1"), ("document", "text_2", "passage", "text"))
+
+    def check(self) -> None:
         kind = bare(self.annotation)
         is_pair = get_origin(kind) is tuple and len(get_args(kind)) == 2
-        if not is_pair and (self._query is None or self._document is None):
-            raise TypeError(f"{signature} takes no pairs of a query and a document")
-        self._validator = self.validator()
-
-    def item(self, pair: tuple[str, str], params: Params, names: tuple[str, str]) -> Any:
-        """Returns the item of a pair; `names` are the client's for its members."""
-        assert self._validator is not None
-        query, document = names
-        if not self.fields:
-            return self.made(self._validator, pair, {None: document})
-        values = self.with_params({str(self._query): pair[0], str(self._document): pair[1]}, params)
-        return self.made(
-            self._validator, values, {None: document, self._query: query, self._document: document}
-        )
+        if not is_pair and None in self.own:
+            raise TypeError(f"{self.signature} takes no pairs of a query and a document")
 
 
 class AudioMaker(ItemMaker):
-    """Makes items of the bytes of a file; raises TypeError if the handler takes none."""
+    """Makes items of the bytes of a file."""
 
+    parts = (("file", "audio"),)
     unchecked = (bytes,)
 
-    def __init__(self, signature: Signature) -> None:
-        super().__init__(signature)
-        self._file = self.named(("file", "audio"))
-        if self._file is None and self.annotation is not bytes:
-            raise TypeError(f"{signature} takes no file: bytes, or a field 'file' or 'audio'")
-        self._validator = self.validator()
+    def check(self) -> None:
         # Bytes may be of anything.
-        self.is_listed = self._file is not None
-
-    def item(self, content: bytes, params: Params) -> Any:
-        if self._validator is None or self._file is None:
-            return content
-        values = self.with_params({self._file: content}, params)
-        return self.made(self._validator, values, {None: "file", self._file: "file"})
+        self.is_listed = self.own != [None]
+        if not self.is_listed and self.annotation is not bytes:
+            file = "bytes, or a field 'file' or 'audio'"
+            raise TypeError(f"{self.signature} takes no file: {file}")
 
 
 def _is_tokens(kind: Any) -> bool:

@@ -63,10 +63,7 @@ class OpenAIModel:
 
     def __init__(self, name: str, endpoint: Endpoint, options: HttpOptions, tokens: Tokens) -> None:
         self.name = name
-        self._tokens = tokens
-        self.count = tokens.count
-        self.template_fields = tokens.template_fields
-        self.name_json = orjson.dumps(name)
+        self.tokens = tokens
         self.endpoint = endpoint
         self.calls = EndpointCalls(endpoint, options, OpenAIRoute.protocol)
 
@@ -78,30 +75,34 @@ class OpenAIModel:
             raise unknown(self.name, "serves no such requests") from None
 
     def tokens_in(self, prompt: Prompt) -> int:
-        return (self.count or count_words)(prompt) if isinstance(prompt, str) else len(prompt)
+        return (
+            (self.tokens.count or count_words)(prompt) if isinstance(prompt, str) else len(prompt)
+        )
 
     def fitting(self, maker: TextMaker, prompt: Prompt, param: str) -> Prompt:
         """Returns a prompt as the handler takes it: a text, or tokens."""
+        if not maker.takes_prompts:
+            raise refused("The model takes messages only: use /v1/chat/completions")
         if isinstance(prompt, str):
             if not maker.takes_text:
                 raise refused("The model takes lists of tokens, and no text", param=param)
             return prompt
         if maker.takes_tokens:
             return prompt
-        if self._tokens.decode is None:
+        if self.tokens.decode is None:
             detail = "The model takes no tokens: send text"
             raise refused(detail, param=param, code="unsupported")
         try:
-            text: Any = self._tokens.decode(prompt)
+            text: Any = self.tokens.decode(prompt)
         except Exception as error:
             raise _refusal(error, "The tokens can't be decoded", param) from None
         return _text_from("decode_tokens", text)
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], params: Params, param: str) -> str:
         # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
-        given = {name: params[name] for name in self.template_fields & params.keys()}
+        given = {name: params[name] for name in self.tokens.template_fields & params.keys()}
         try:
-            prompt: Any = self._tokens.template(messages, **given)
+            prompt: Any = self.tokens.template(messages, **given)
         except Exception as error:
             raise _refusal(error, "The chat template refused the messages", param) from None
         return _text_from("The chat template", prompt)

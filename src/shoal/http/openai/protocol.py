@@ -9,9 +9,9 @@ from shoal.core.options.option import whole
 from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.inputs import ClassifyRoute, EmbeddingsRoute, RerankRoute, ScoreRoute
 from shoal.http.openai.models import ModelsPage, OpenAIModels, OpenAIRoute, Tokens
-from shoal.http.openai.texts.completions import TextRoute
+from shoal.http.openai.texts.chats import read_text_request
 from shoal.http.openai.texts.responses_request import read_response_request
-from shoal.http.openai.texts.text_request import read_text_request
+from shoal.http.openai.texts.text_route import TextRoute
 from shoal.http.openai.texts.transcriptions import read_transcription_request
 from shoal.http.requests.dispatch import ProblemRoute, Route
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openai.texts.completions import ReadJob
+    from shoal.http.openai.texts.text_route import ReadJob
     from shoal.serving.controller.controller import Controller
 
 

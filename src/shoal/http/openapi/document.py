@@ -214,12 +214,10 @@ class Operations:
 
     def _success(self) -> dict[str, Any]:
         schema = self._schemas.of((self.endpoint.name, "result"))
-        content: dict[str, Any] = {}
         is_known = self.endpoint.signature is not None
+        content = _streams(schema) if self.endpoint.streams or not is_known else {}
         if not self.endpoint.streams:
             content |= self._whole(schema)
-        if self.endpoint.streams or not is_known:
-            content = {**_streams(schema), **content}
         for response in self._responses:
             content |= {response.media_type or "*/*": {}}
         if self.endpoint.encodes:

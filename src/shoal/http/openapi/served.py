@@ -63,13 +63,10 @@ class ServedEndpoint:
     encodes: bool = False
 
     @property
-    def facts(self) -> tuple[Any, ...]:
+    def facts(self) -> dict[str, Any]:
         """Two endpoints with equal facts are described in the same way."""
         # Not the signature itself: comparing those compares the code's defaults.
-        return (
-            *(self.name, self.path, self.methods, id(self.signature), self.streams),
-            *(self.priority_levels, self.text, id(self.documented), self.decodes, self.encodes),
-        )
+        return {**vars(self), "signature": id(self.signature)}
 
 
 def text_of(target: Any) -> str:

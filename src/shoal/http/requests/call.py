@@ -31,10 +31,10 @@ from shoal.core.forming.call_options import CallOptions
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded
 from shoal.failures.hints import server_hint
 from shoal.http.requests.problem import (
+    NOT_FOUND,
+    NOT_OPEN,
     Refused,
     is_failure,
-    not_found,
-    not_open,
     original_of,
 )
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
+    from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import PrimaryAnswer
@@ -213,7 +214,7 @@ class EndpointCalls:
             backend = endpoint.only if headers.backend is None else None
             backend = backend or endpoint.backend_for(headers.shard_key, headers.backend)
         except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
-            raise Refused(not_found()) from None
+            raise Refused(NOT_FOUND) from None
         batcher = None if backend is None else backend.method_batchers.get(headers.method)
         spent_s = 0.0
         if batcher is None:
@@ -222,7 +223,7 @@ class EndpointCalls:
             spent_s = anyio.current_time() - started
         entry = batcher.entry  # as by `Batcher.find`, with two functions fewer a request
         if entry is None or entry.intake.home.thread != get_ident():
-            raise Refused(not_open(self.options))
+            raise Refused(NOT_OPEN)
         timeout_s = entry.options.request_timeout_s
         if timeout_s is None and not batcher.streams:
             timeout_s = self.options.answer_timeout_s
@@ -251,13 +252,13 @@ class EndpointCalls:
         except NoSuchName:
             # The endpoint itself may have been deleted since then.
             if self.endpoint.is_gone:
-                raise Refused(not_found()) from None
+                raise Refused(NOT_FOUND) from None
             # Does not list the existing methods, since clients need not know them.
             raise Refused.of("no-such-method", "No method has the name in the header.") from None
 
-    def count_failure(self, error: Exception) -> bool:
+    def count_failure(self, error: Exception, problem: Problem) -> bool:
         """Counts a failure (`is_failure`), and logs a hint about code for another event loop."""
-        if not is_failure(error):
+        if not is_failure(error, problem):
             return False
         self.endpoint.errors += 1
         if not self._has_hinted:

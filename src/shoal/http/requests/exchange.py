@@ -205,10 +205,12 @@ class Exchange:
 
     def explained(self, error: Exception, name: str = NO_ENDPOINT) -> Problem:
         """Counts and logs an error of the request; returns its problem."""
-        if self.calls is not None:
-            name = self.calls.name
-            self._has_failed = self._has_failed or self.calls.count_failure(error)
-        return explained(error, self.options, name, self.request_id)
+        calls = self.calls
+        name = name if calls is None else calls.name
+        problem = explained(error, self.options, name, self.request_id)
+        if calls is not None and not self._has_failed:
+            self._has_failed = calls.count_failure(error, problem)
+        return problem
 
     async def respond(
         self,

@@ -130,8 +130,13 @@ class Problem:
         return members
 
 
-def retry_after(seconds: int) -> tuple[tuple[bytes, bytes]]:
-    return ((b"retry-after", b"%d" % seconds),)
+def with_retry_after(problem: Problem, seconds: int) -> Problem:
+    """Returns a problem of an overloaded or unavailable server with ``Retry-After``."""
+    # One that the code has chosen has no kind, and the headers that the code chose.
+    is_for_later = problem.kind == "overloaded" or (problem.kind != "" and problem.status == 503)
+    if not is_for_later or b"retry-after" in dict(problem.headers):
+        return problem
+    return replace(problem, headers=(*problem.headers, (b"retry-after", b"%d" % seconds)))
 
 
 class Refused(Exception):
@@ -185,25 +190,25 @@ def original_of(error: BaseException) -> BaseException:
     return error if cause is None else cause  # their classes may define a truth value
 
 
-def is_failure(error: BaseException) -> bool:
+def is_failure(error: BaseException, problem: Problem) -> bool:
     """Returns whether the server or its code failed, and not the request."""
     # An HTTPException with a 4xx status refuses the request on purpose.
-    if isinstance(error, Refused):
-        return error.problem.status >= 500
-    return not is_declined(error)
+    return problem.status >= 500 or not (isinstance(error, Refused) or is_declined(error))
 
 
 def problem_of(error: Exception, options: HttpOptions) -> Problem:
-    retry = retry_after(options.retry_after_s)
+    return with_retry_after(_problem_of(error, options), options.retry_after_s)
+
+
+def _problem_of(error: Exception, options: HttpOptions) -> Problem:
     match error:
         case Refused():
             return error.problem
         case Overloaded():
             detail = "Too many requests wait for it already; try again later."
-            problem = Problem.of("overloaded", detail, retry)
-            return replace(problem, status=options.overload_status)
+            return replace(Problem.of("overloaded", detail), status=options.overload_status)
         case ShutDown():
-            return ended(options.retry_after_s)
+            return ENDED
         case ItemTooLarge():
             detail = error.limit_exceeded or "It does not fit into any batch."
             return Problem.of("item-too-large", detail)
@@ -211,7 +216,7 @@ def problem_of(error: Exception, options: HttpOptions) -> Problem:
             pass
     for cls, kind, detail in _ERRORS:
         if isinstance(error, cls):
-            return Problem.of(kind, detail, retry if KINDS[kind][0] == 503 else ())
+            return Problem.of(kind, detail)
     return _of_other_error(error, debug=options.debug)
 
 
@@ -293,38 +298,32 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def not_found() -> Problem:
-    return Problem.of("not-found", "No endpoint has this path.")
-
-
 def method_not_allowed(allowed: list[str]) -> Problem:
     names = ", ".join(allowed)
     allow = ((b"allow", names.encode("ascii")),)
     return Problem.of("method-not-allowed", f"This path accepts {names}.", allow)
 
 
-def not_open(options: HttpOptions) -> Problem:
-    """Returns the problem of a call before the application's lifespan was entered."""
-    detail = (
-        "The application's lifespan is not running. An application that is mounted in another is "
-        'opened by the outer one: Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)]).'
-    )
-    return Problem.of("not-open", detail, retry_after(options.retry_after_s))
+NOT_FOUND: Final = Problem.of("not-found", "No endpoint has this path.")
 
+# Of a call before the application's lifespan was entered.
+NOT_OPEN: Final = Problem.of(
+    "not-open",
+    "The application's lifespan is not running. An application that is mounted in another is "
+    'opened by the outer one: Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)]).',
+)
 
-def ended(retry_after_s: int) -> Problem:
-    """Returns the problem of a request that a shutdown has cut off."""
-    detail = "It stopped before the call had ended. The call may be retried."
-    return Problem(503, "closed", "The server has stopped", detail, retry_after(retry_after_s))
+# Of a request that a shutdown has cut off.
+ENDED: Final = Problem(
+    *(503, "closed", "The server has stopped"),
+    "It stopped before the call had ended. The call may be retried.",
+)
 
-
-def starting(options: HttpOptions) -> Problem:
-    """Returns the problem of a request while the application loads its models."""
-    detail = (
-        "The application loads its models. /-/readyz says which, and answers 200 once it is ready."
-    )
-    retry = retry_after(options.retry_after_s)
-    return Problem(503, "not-open", "The server is starting", detail, retry)
+# Of a request while the application loads its models.
+STARTING: Final = Problem(
+    *(503, "not-open", "The server is starting"),
+    "The application loads its models. /-/readyz says which, and answers 200 once it is ready.",
+)
 
 
 def too_large(max_bytes: int) -> Refused:

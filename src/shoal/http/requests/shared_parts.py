@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.histogram import NO_ENDPOINT, ItemTimes, RequestTimes
 from shoal.http.requests.disconnects import Disconnects
-from shoal.http.requests.problem import Refused, retry_after
+from shoal.http.requests.problem import Refused
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class IncompleteBodies:
         self._most = options.max_incomplete_bytes
         # For one connection: a quarter, but always one body.
         self._most_of_one = max(self._most // 4, options.max_body_bytes)
-        self._retry_after_s = options.retry_after_s
         self._held = 0
         self._held_by: Counter[Any] = Counter()
 
@@ -65,8 +64,7 @@ class IncompleteBodies:
             self._held_by[client] += size
         if self._held > self._most or self._held_by[client] > self._most_of_one:
             detail = "The server holds no more of them; send the request again."
-            retry = retry_after(self._retry_after_s)
-            raise Refused.of("too-many-incomplete-bodies", detail, retry)
+            raise Refused.of("too-many-incomplete-bodies", detail)
 
     def release(self, client: Any, size: int) -> None:
         self._held -= size

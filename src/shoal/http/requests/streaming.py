@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
+from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -55,10 +55,10 @@ async def respond_with_stream(
     # mid-stream; `Exchange.explained` by default.
     explain = explain or exchange.explained
     failure: Problem | None = None
-    send_items = partial(_send_items, exchange, stream, _Messages(form, tick, encode))
+    relay = _Relay(exchange, stream, form, tick, encode)
     last = b""
     try:
-        last = await run_unless_left(exchange.when_left, send_items)
+        last = await run_unless_left(exchange.when_left, relay.run)
     except CallerLeft:
         if exchange.status == 0 or not exchange.is_cut_off:
             raise
@@ -76,132 +76,123 @@ async def respond_with_stream(
         exchange.status = failure.status  # for the metrics
 
 
-class _Messages:
-    __slots__ = ("encode", "form", "tick")
+@dataclass(slots=True)
+class _Relay:
+    """Sends the items of a stream; returns the message to send once the call has ended."""
 
-    def __init__(
-        self,
-        form: StreamForm,
-        tick: Callable[[], object],
-        encode: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self.form = form
-        self.encode = encode
-        self.tick: Callable[[], object] = tick
+    # A message that ends the stream before its call is sent after the call, so that no client can
+    # hold up the end of its call.
 
-    def of(self, item: Any) -> bytes:
+    exchange: Exchange
+    stream: ItemStream
+    form: StreamForm
+    tick: Callable[[], object]
+    encode: Callable[[Any], Any] | None
+
+    async def run(self) -> bytes:
+        async with self.stream:
+            return await self._send_items()
+
+    def _message(self, item: Any) -> bytes:
         message = self.form.item(item if self.encode is None else self.encode(item))
         self.tick()
         return message
 
+    async def _send_items(self) -> bytes:
+        """Sends the items, with heartbeats between them; returns the last message, or none."""
+        exchange, form = self.exchange, self.form
+        heartbeat_s = exchange.options.heartbeat_s
+        pending: bytes | None = None
+        while True:
+            # One scope, with a moving deadline, for many waits and sends: a scope for each of them
+            # costs as much as all the rest of this loop. It is replaced once its deadline has
+            # passed.
+            with anyio.CancelScope() as scope:
+                while True:
+                    if pending is None:
+                        scope.deadline = anyio.current_time() + heartbeat_s
+                        try:
+                            item = await anext(self.stream)
+                        except StopAsyncIteration:
+                            return b""
+                        pending = self._message(item)
+                        if form.is_over:
+                            return pending
+                        if scope.cancel_called:
+                            break  # the item arrived at the deadline
+                    scope.deadline = anyio.current_time() + exchange.send_timeout_s
+                    if exchange.status == 0:
+                        await exchange.begin(200, headers_of(form))
+                        pending = form.start + pending
+                    if pending:
+                        await exchange.piece(pending)
+                    pending = None
+                    if exchange.heartbeat is not None:
+                        # The server sends them from now on, so the rest needs no scope.
+                        scope.deadline = math.inf
+                        exchange.heartbeat(heartbeat_s, form.heartbeat)
+                        return await self._send_rest()
+            if scope.cancelled_caught:
+                if pending is not None:
+                    raise exchange.gave_up()
+                pending = form.heartbeat if exchange.status else form.first_heartbeat()
 
-async def _send_items(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
-    """Sends the items of a stream; returns the message to send once the call has ended."""
-    async with stream:
-        return await _relay(exchange, stream, messages)
-
-
-async def _relay(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
-    """Sends the items, with heartbeats between them; returns the last message, or none."""
-    # A message that ends the stream before its call is sent after the call, so that no client can
-    # hold up the end of its call.
-    form, heartbeat_s = messages.form, exchange.options.heartbeat_s
-    pending: bytes | None = None
-    while True:
-        # One scope, with a moving deadline, for many waits and sends: a scope for each of them
-        # costs as much as all the rest of this loop. It is replaced once its deadline has passed.
-        with anyio.CancelScope() as scope:
-            while True:
-                if pending is None:
-                    scope.deadline = anyio.current_time() + heartbeat_s
-                    try:
-                        item = await anext(stream)
-                    except StopAsyncIteration:
-                        return b""
-                    pending = messages.of(item)
+    async def _send_rest(self) -> bytes:
+        """Sends the rest; the items that are there already are sent together."""
+        exchange, form, stream = self.exchange, self.form, self.stream
+        results = _of_results(stream)
+        if results is not None and exchange.direct is not None:
+            self._let_the_handler_send(results, *exchange.direct)
+        async for item in stream:
+            pieces: list[bytes] = []
+            try:
+                pieces.append(self._message(item))
+                for further in () if form.is_over else stream.ready():
+                    pieces.append(self._message(further))
                     if form.is_over:
-                        return pending
-                    if scope.cancel_called:
-                        break  # the item arrived at the deadline
-                scope.deadline = anyio.current_time() + exchange.send_timeout_s
-                if exchange.status == 0:
-                    await exchange.begin(200, headers_of(form))
-                    pending = form.start + pending
-                if pending:
-                    await exchange.piece(pending)
-                pending = None
-                if exchange.heartbeat is not None:
-                    # The server sends them from now on, so the rest needs no scope.
-                    scope.deadline = math.inf
-                    exchange.heartbeat(heartbeat_s, form.heartbeat)
-                    return await _relay_rest(exchange, stream, messages)
-        if scope.cancelled_caught:
-            if pending is not None:
-                raise exchange.gave_up()
-            pending = form.heartbeat if exchange.status else form.first_heartbeat()
+                        break
+            except Exception:  # the items before one that can't be written are sent
+                if pieces:
+                    await exchange.piece(b"".join(pieces))
+                raise
+            message = b"".join(pieces)
+            if form.is_over or (results is not None and results.is_finished):
+                return message
+            if message:
+                await exchange.piece(message)
+        return b""
 
+    def _let_the_handler_send(
+        self,
+        results: ResultStream[Any],
+        has_room: Callable[[], bool],
+        put: Callable[[bytes], object],
+    ) -> None:
+        """Makes the handler's task send the plain items for which the client has room."""
+        # That costs half as much as a switch to the stream's task for each item. It is possible
+        # where no middleware is between this and the server.
+        form, tick = self.form, self.tick
 
-async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
-    """Sends the rest; the items that are there already are sent together."""
-    _let_the_handler_send(exchange, stream, messages)
-    form = messages.form
-    results = _of_results(stream)
-    async for item in stream:
-        pieces: list[bytes] = []
-        try:
-            pieces.append(messages.of(item))
-            for further in () if form.is_over else stream.ready():
-                pieces.append(messages.of(further))
-                if form.is_over:
-                    break
-        except Exception:  # the items before one that can't be written are sent
-            if pieces:
-                await exchange.piece(b"".join(pieces))
-            raise
-        message = b"".join(pieces)
-        if form.is_over or (results is not None and results.is_finished):
-            return message
-        if message:
-            await exchange.piece(message)
-    return b""
+        def send(item: Any) -> bool:
+            if type(item) not in PLAIN or not has_room():
+                return False
+            try:
+                message = form.item(item)
+            except Exception:
+                return False  # the reader's task has to know
+            tick()
+            if message:
+                put(message)
+            if form.is_over:
+                results.leave()  # wakes the reader
+            return True
+
+        if not form.runs_users_code and self.encode is None:
+            results.pass_on(send)
 
 
 def _of_results(stream: object) -> ResultStream[Any] | None:
     return stream if isinstance(stream, ResultStream) else None  # pyright: ignore[reportUnknownVariableType]
-
-
-def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Messages) -> None:
-    """Makes the handler's task send the plain items for which the client has room."""
-    # That costs half as much as a switch to the stream's task for each item. It is possible where
-    # no middleware is between this and the server.
-    direct = exchange.direct
-    runs_users_code = messages.form.runs_users_code or messages.encode is not None
-    if direct is None or runs_users_code or not isinstance(stream, ResultStream):
-        return
-    take = partial(_put_at_once, *direct, messages, stream.leave)
-    stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
-
-
-def _put_at_once(
-    has_room: Callable[[], bool],
-    put: Callable[[bytes], object],
-    messages: _Messages,
-    leave: Callable[[], object],
-    item: Any,
-) -> bool:
-    if type(item) not in PLAIN or not has_room():
-        return False
-    form = messages.form
-    try:
-        message = form.item(item)
-    except Exception:
-        return False  # the reader's task has to know
-    messages.tick()
-    if message:
-        put(message)
-    if form.is_over:
-        leave()  # wakes the reader
-    return True
 
 
 def headers_of(form: StreamForm) -> list[tuple[bytes, bytes]]:

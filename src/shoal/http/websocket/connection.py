@@ -273,8 +273,8 @@ class SocketConnection:
             if isinstance(error, CallerLeft):
                 problem = _CANCELLED
             else:
-                self._calls.count_failure(error)
                 problem = explained(error, self.options, self._calls.name, request.request_id)
+                self._calls.count_failure(error, problem)
             text = orjson.dumps(problem.in_a_message(request.request_id))
             self._end(request, b"error", text, problem.status)
         finally:

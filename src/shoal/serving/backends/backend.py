@@ -309,9 +309,16 @@ class Backend:
     @property
     def failure(self) -> BaseException | None:
         """Why a batcher broke, or why no replica can be started."""
-        # An error of the user's may be false.
-        broken = [one.batcher.failure for one in self.method_batchers.values()]
-        return next((one for one in broken if one is not None), self.pool.failure)
+        for method_batcher in self.method_batchers.values():
+            if method_batcher.batcher.failure is not None:
+                return method_batcher.batcher.failure
+        return self.pool.failure
+
+    @property
+    def last_failure(self) -> BaseException | None:
+        """Its failure, or else the last one of its replicas."""
+        failure = self.failure  # its class may define a truth value
+        return self.supervisor.failures.last if failure is None else failure
 
     @property
     def ongoing(self) -> int:
@@ -361,7 +368,7 @@ class Backend:
     def status(self) -> BackendStatus:
         supervisor = self.supervisor
         failures = supervisor.failures
-        failure = failures.last if self.failure is None else self.failure
+        failure = self.last_failure
         batchers = list(self.statistics())
         return BackendStatus(
             tag=self.tag,

@@ -1,12 +1,13 @@
-"""The forms of ``/v1/responses``: whole responses, and the events of streams."""
+"""``/v1/responses``: whole responses, and the events of streams."""
 
 from __future__ import annotations
 
-import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked
+from shoal.http.openai.texts.chats import EventStream
 from shoal.http.openai.texts.results import Piece
+from shoal.http.openai.texts.text_job import TextJob
 from shoal.http.requests.plain import encoded, one_line_json
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class _Item:
         self._logprobs: list[Any] = []
 
     def begun(self) -> Iterator[dict[str, Any]]:
-        yield self._whole("response.output_item.added", self.body("in_progress", begun=True))
+        yield self._whole("response.output_item.added", self.body("in_progress"))
         if self.kind.part is not None:
             yield self._event("response.content_part.added", part=self._part(""))
 
@@ -89,11 +90,11 @@ class _Item:
             yield self._event("response.content_part.done", part=self._part(text))
         yield self._whole("response.output_item.done", self.body(status))
 
-    def body(self, status: str, *, begun: bool = False) -> dict[str, Any]:
+    def body(self, status: str) -> dict[str, Any]:
         text = "".join(self._texts)
         content: dict[str, Any] = {self.kind.key: text}
         if self.kind.part is not None:
-            content = {"content": [] if begun else [self._part(text)]}
+            content = {"content": [self._part(text)] if self._texts else []}
         return {**self._more, **content, "status": status}
 
     def _part(self, text: str) -> dict[str, Any]:
@@ -163,36 +164,23 @@ class _Items:
         return [item.body(status) for item in self._items]
 
 
-class Responses(Forms):
-    def __init__(self, model: str, params: Params) -> None:
-        repeated = {
-            name: default if (given := params.get(name)) is None else given
-            for name, default in _REPEATED.items()
-        }
-        self._about = {
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
-            "background": False,
-            "previous_response_id": None,
-            "store": False,
-            **repeated,
-        }
+@dataclass(eq=False)
+class ResponseJob(TextJob):
+    # The parameters of the request as they were given.
+    given: Params = field(default_factory=dict[str, Any])
 
-    def stream(self, asked: TextAsked, output: TextOutput) -> _ResponseEvents:
-        return _ResponseEvents(self, asked.id.decode(), output, asked.prompt_tokens())
+    def form(self, output: TextOutput) -> _ResponseEvents:
+        return _ResponseEvents(self, output)
 
-    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
+    def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         [output] = outputs
-        request_id = asked.id.decode()
-        items = _Items(request_id)
+        items = _Items(self.exchange.request_id)
         items.add(Piece(output.text, output.fields, output.logprobs))
         items.ended("completed")
-        return encoded(self.ended(request_id, output, items, asked.prompt_tokens()))
+        return encoded(self.ended(output, items))
 
-    def ended(
-        self, request_id: str, output: TextOutput, items: _Items, prompt_tokens: int
-    ) -> dict[str, Any]:
+    def ended(self, output: TextOutput, items: _Items) -> dict[str, Any]:
+        prompt_tokens = self.prompt_tokens()
         tokens = output.end.tokens
         usage = {
             "input_tokens": prompt_tokens,
@@ -204,21 +192,30 @@ class Responses(Forms):
         status = status_of(output)
         reason = _INCOMPLETE.get(output.end.reason or "")
         return self.response(
-            request_id,
             status,
             output=items.bodies(status),
             usage=usage,
             incomplete_details=None if reason is None else {"reason": reason},
         )
 
-    def response(self, request_id: str, status: str, **more: Any) -> dict[str, Any]:
-        empty: dict[str, Any] = {
+    def response(self, status: str, **more: Any) -> dict[str, Any]:
+        return {
+            "id": f"resp_{self.exchange.request_id}",
+            "status": status,
+            "object": "response",
+            "created_at": self.created,
+            "model": self.model.name,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,
+            **_REPEATED,
+            **{n: one for n in _REPEATED if (one := self.given.get(n)) is not None},
             "output": [],
             "usage": None,
             "error": None,
             "incomplete_details": None,
+            **more,
         }
-        return {"id": f"resp_{request_id}", "status": status, **self._about, **empty, **more}
 
 
 def status_of(output: TextOutput) -> str:
@@ -226,17 +223,14 @@ def status_of(output: TextOutput) -> str:
 
 
 class _ResponseEvents(EventStream):
-    def __init__(
-        self, forms: Responses, request_id: str, output: TextOutput, prompt_tokens: int
-    ) -> None:
-        self._forms = forms
-        self._id = request_id
+    def __init__(self, job: ResponseJob, output: TextOutput) -> None:
+        self._job = job
         self._output = output
-        self._prompt_tokens = prompt_tokens
-        self._items = _Items(request_id)
+        self._items = _Items(job.exchange.request_id)
         self._count = 0
         self.runs_users_code = output.end.counts
-        begun = forms.response(request_id, "in_progress")
+        job.prompt_tokens()  # not first at the end of the stream, where it must not fail
+        begun = job.response("in_progress")
         kinds = ("response.created", "response.in_progress")
         self.start = self._written({"type": kind, "response": begun} for kind in kinds)
 
@@ -251,14 +245,14 @@ class _ResponseEvents(EventStream):
             events += self._items.add(Piece(output.rest(), {}, None))
         status = status_of(output)
         events += self._items.ended(status)
-        response = self._forms.ended(self._id, output, self._items, self._prompt_tokens)
+        response = self._job.ended(output, self._items)
         return self._written([*events, {"type": f"response.{status}", "response": response}])
 
     def error(self, problem: Problem, request_id: str) -> bytes:
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
         failure = {"code": code, "message": problem.text}
         output = self._items.bodies("incomplete")
-        response = self._forms.response(self._id, "failed", error=failure, output=output)
+        response = self._job.response("failed", error=failure, output=output)
         return self._written([{"type": "response.failed", "response": response}])
 
     def _written(self, events: Iterable[dict[str, Any]]) -> bytes:

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 
 from shoal.http.openai.errors import OPEN, Body, read_body, refused
 from shoal.http.openai.items import TextMaker
-from shoal.http.openai.texts.responses import Responses
-from shoal.http.openai.texts.text_request import Chat, Limit, TextJob, Tools, check_limit
+from shoal.http.openai.texts.responses import ResponseJob
+from shoal.http.openai.texts.text_job import Chat, Limit, Tools, check_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class _Request(Body):
 
 async def read_response_request(
     models: OpenAIModels, most_messages: int, exchange: Exchange, body: bytes
-) -> TextJob:
+) -> ResponseJob:
     """Raises `Refused` if the body is malformed, or asks for what needs a state."""
     given = read_body(_Request, exchange, body)
     for name in _OF_STATE:
@@ -78,7 +78,7 @@ async def read_response_request(
     if _LOGPROBS in (given.get("include") or ()):
         params["logprobs"] = True
     model = models.of(given.get("model"), TextMaker)
-    return TextJob(exchange, model, params, source, Responses(model.name, given))
+    return ResponseJob(exchange, model, params, source, given=given)
 
 
 def _tool(nth: int, tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ knows: one whose items have a field ``response_format`` gives the text or the re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from starlette.datastructures import UploadFile
@@ -15,9 +16,9 @@ from shoal.core.extras import advice
 from shoal.http.json.content_coding import decompressed
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.openai.errors import LONGEST_NAME, refused
-from shoal.http.openai.items import AudioMaker, Params
-from shoal.http.openai.texts.messages import EventStream, Forms, TextAsked, event
-from shoal.http.openai.texts.text_request import Audio, TextJob
+from shoal.http.openai.items import AudioMaker
+from shoal.http.openai.texts.chats import EventStream, event
+from shoal.http.openai.texts.text_job import Audio, TextJob
 from shoal.http.requests.exchange import JSON, Exchange
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
@@ -43,7 +44,7 @@ _YES_OR_NO: Final = {"true": True, "1": True, "false": False, "0": False, "": Fa
 
 async def read_transcription_request(
     models: OpenAIModels, exchange: Exchange, body: bytes
-) -> TextJob:
+) -> TranscriptJob:
     params = await _read_form(exchange, body)
     content = params.pop("file", None)
     if not isinstance(content, bytes):
@@ -60,7 +61,7 @@ async def read_transcription_request(
         raise refused("stream must be true or false", param="stream")
     params["stream"] = _YES_OR_NO[stream]
     model = models.of(name, AudioMaker)
-    return TextJob(exchange, model, params, Audio(content), Transcripts(form))
+    return TranscriptJob(exchange, model, params, Audio(content), file_form=form)
 
 
 async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
@@ -88,25 +89,28 @@ async def _read_form(exchange: Exchange, body: bytes) -> dict[str, Any]:
     return params
 
 
-class Transcripts(Forms):
+@dataclass(eq=False)
+class TranscriptJob(TextJob):
     special: ClassVar[frozenset[str]] = frozenset({"response_format"})
     passes: ClassVar[Sequence[str]] = (
         *("task", "language", "languages", "duration", "segments", "words", "usage"),
     )
 
-    def __init__(self, form: str) -> None:
-        self._is_text = _FORMATS[form] is not JSON
-        self.media_type = _FORMATS[form]
+    file_form: str = "json"
 
-    def changes_nothing(self, name: str, params: Params, n: int) -> bool:
-        return params[name] in ("", "json", "text")
+    @property
+    def media_type(self) -> bytes:
+        return _FORMATS[self.file_form]
 
-    def stream(self, asked: TextAsked, output: TextOutput) -> _TranscriptEvents:
+    def changes_nothing(self, name: str) -> bool:
+        return self.params[name] in ("", "json", "text")
+
+    def form(self, output: TextOutput) -> _TranscriptEvents:
         return _TranscriptEvents(output)
 
-    def whole(self, asked: TextAsked, outputs: Sequence[TextOutput]) -> bytes:
+    def whole(self, outputs: Sequence[TextOutput]) -> bytes:
         [output] = outputs
-        if self._is_text:
+        if self.media_type is not JSON:
             return output.text.encode()
         logprobs = output.logprobs
         more = {} if logprobs is None else {"logprobs": logprobs.get("content", logprobs)}

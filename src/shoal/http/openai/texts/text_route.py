@@ -1,4 +1,4 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: makes the calls, and responds with their texts.
+"""The route of requests for texts: makes the calls, and responds with their texts.
 
 Each text is a call of its own, which joins batches as any other. A call is cancelled as soon as its
 text has ended, so that it frees its slot before the next step.
@@ -18,7 +18,7 @@ from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.failures.held import holding
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.texts.messages import AnswerForms, ChoiceMessages, MessageForm, SeveralTexts
+from shoal.http.openai.texts.chats import ChatJob, SeveralTexts
 from shoal.http.openai.texts.results import NotText, TextOutput
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.exchange import JSON, Exchange
@@ -28,8 +28,7 @@ from shoal.loops.event_loop import holds_ctrl_c
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-    from shoal.http.openai.texts.results import TextEnd
-    from shoal.http.openai.texts.text_request import TextJob
+    from shoal.http.openai.texts.text_job import TextJob
 
     Sender = Callable[[Any], Awaitable[None]]
     ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
@@ -195,13 +194,10 @@ async def _gathered(job: TextJob) -> list[TextOutput]:
     return [texts[nth] for nth in range(job.texts)]
 
 
-async def _send_text(
-    job: TextJob, form: MessageForm, ends: list[TextEnd], nth: int, send: Sender
-) -> None:
+async def _send_text(job: TextJob, form: SeveralTexts, nth: int, send: Sender) -> None:
     async with _one_of_several(job, nth) as text:
         end, stream = text.output.end, text.stream()
-        ends.append(end)
-        messages = ChoiceMessages(form, nth, text.output)
+        messages = form.begin(nth, text.output)
         tick = job.clock()
         async with stream:
             async for piece in stream:
@@ -233,23 +229,21 @@ class TextRoute(OpenAIRoute):
             text = TextCall(job, call, *job.item(call))
             if job.streams:
                 call.when_left = unwatched  # the stream watches for a disconnect itself
-                form = job.forms.stream(job.asked, text.output)
+                form = job.form(text.output)
                 await respond_with_stream(exchange, text.stream(), form, job.clock())
                 return
             if call.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
-            await exchange.respond(200, job.forms.media_type, job.forms.whole(job.asked, [whole]))
+            await exchange.respond(200, job.media_type, job.whole([whole]))
 
     async def _respond_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
             texts = await run_unless_left(exchange.when_left, partial(_gathered, job))
-            await exchange.respond(200, JSON, job.forms.whole(job.asked, texts))
+            await exchange.respond(200, JSON, job.whole(texts))
             return
-        assert isinstance(job.forms, AnswerForms)  # other protocols have one text
-        messages = job.forms.messages(job.asked)
-        ends: list[TextEnd] = []
-        merged = TaskStream(job.texts, partial(_send_text, job, messages, ends))
-        form = SeveralTexts(messages, ends, job.asked)
+        assert isinstance(job, ChatJob)  # other protocols have one text
+        form = SeveralTexts(job)
+        merged = TaskStream(job.texts, partial(_send_text, job, form))
         await respond_with_stream(exchange, merged, form)
