@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
+import resource
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -52,6 +54,20 @@ class Exhaustion:
                 " once a minute.",
                 error.strerror or error,
             )
+
+
+def check_descriptors(max_connections: int) -> None:
+    """Warns if this process may open fewer files than its connections need."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + len(os.listdir("/dev/fd"))
+    if most != resource.RLIM_INFINITY and most < needed:
+        _log.warning(
+            "this process may open %d files, but --max-connections %d needs %d: raise the limit"
+            " (ulimit -n), or lower --max-connections",
+            most,
+            max_connections,
+            needed,
+        )
 
 
 class LimitedListener:

@@ -32,7 +32,7 @@ from shoal.asgi.headers import RequestGuard
 from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.timers import LoopTimers
-from shoal.server.connection_limit import Exhaustion, LimitedListener
+from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppAddress
 from shoal.server.proxies import ProxyHeaders
@@ -351,6 +351,8 @@ class _Server:
             self._shut_down()
             return
         self._is_up = True
+        if not self._front_ends:
+            check_descriptors(self.options.max_connections)
         for listener in self._listeners:
             listener.on_listening()
         tasks.start_soon(self._load)
