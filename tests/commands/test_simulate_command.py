@@ -101,6 +101,16 @@ def test_any_option_can_be_named(told):
     assert data["mean_batch"] == 5
 
 
+def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
+    arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
+    text = told(*arguments, "--option", "max_batch_size=4")
+    assert text.rstrip().endswith(
+        "The traffic exceeds the capacity of these options, 80 requests/s in full batches: "
+        "the queue keeps growing."
+    )
+    assert "exceeds" not in told(*arguments, "--rate", "60", "--option", "max_batch_size=4")
+
+
 def test_refused_requests_are_counted(told):
     text = told(*CONSTANT, "--run-time", "0.5", "--option", "max_queued_requests=10")
     assert re.search(r"refused or shed +[1-9]\d\n", text)

@@ -150,6 +150,7 @@ def run(arguments: Namespace) -> int:
     inputs = facts([("traffic", text), ("run time", _run_time_text(handler))])
     options = [f"{case.name}: {case.options}" for case in cases]
     parts = [inputs, _table(cases), "\n".join(options), "\n".join(remarks), _by_level(levels)]
+    parts.append(_overload(simulation, handler))
     show(arguments, data, "\n\n".join(filter(None, parts)))
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
@@ -235,6 +236,20 @@ def _by_level(levels: Mapping[int, Sequence[float]]) -> str:
         rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
     heads = ("priority", "requests", "answered", "p50", "p99", "max")
     return table(heads, rows) if rows else ""
+
+
+def _overload(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> str:
+    options, slots = simulation.options, simulation.options.slots * simulation.replicas
+    if options.batch_size_fn is not None:  # sizes are sums of costs
+        return ""
+    most = slots * options.max_batch_size / handler(options.max_batch_size)
+    lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
+    if not lasted_s or most * lasted_s >= len(simulation.outcomes):
+        return ""
+    return (
+        f"The traffic exceeds the capacity of these options, {three_digits(most)} requests/s in "
+        "full batches: the queue keeps growing."
+    )
 
 
 def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
