@@ -65,8 +65,8 @@ SERVED = [template(name) for name in ROLES] + [SERVERS]
 
 
 def config_of(path):
-    [backend] = read_app_file(path).backends.values()
-    return backend.config
+    [(_, config)] = read_app_file(path).backends.values()
+    return config.durable()
 
 
 def words_of(of):

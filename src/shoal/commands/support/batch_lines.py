@@ -183,12 +183,11 @@ def _checked(signature: Signature, *, are_values: bool) -> Callable[[Any], Any]:
 
     def item(line: Any) -> Any:
         try:
-            found = check(line)
+            return check(line)
         except ValidationError as error:
             members = problem_of_validation(error, b"" if are_values else line).members("")
             del members["status"], members["instance"]  # there is no request
             raise LineRefused(members) from None
-        return found if is_single else tuple(found.get(one.name, one.default) for one in parameters)
 
     return item
 
