@@ -281,9 +281,8 @@ async def test_whoever_waits_hears_of_it(policy: Any) -> None:
         assert isinstance(error, shoal.errors.BatcherClosed)
 
 
-async def test_what_is_handed_out_twice_is_never_run() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, policy=HandsOutTwice)
+async def test_what_is_handed_out_twice_is_never_run(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, policy=HandsOutTwice)
     error: Any = None
 
     async def use() -> None:
@@ -295,7 +294,7 @@ async def test_what_is_handed_out_twice_is_never_run() -> None:
         await use()
     assert isinstance(error, shoal.errors.BatcherClosed)
     assert "take() of the policy" in str(error.__cause__)
-    assert handler.batches == []
+    assert recorder.batches == []
 
 
 async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:

@@ -11,35 +11,32 @@ from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, sett
 from time_limits import HANG_S
 
 
-async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
+async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, *map(call, range(4)))
         callers[0].leave()
         callers[2].leave()
         await settle()
         assert batcher.statistics().queued == 2
-    assert handler.batches == [[1, 3]]
+    assert recorder.batches == [[1, 3]]
     assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT, 3]
     assert batcher.statistics().cancelled == 2
 
 
-async def test_when_all_in_the_queue_leave_no_batch_is_made() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
+async def test_when_all_in_the_queue_leave_no_batch_is_made(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=1)
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
             for caller in await line_up(tasks, *map(call, range(4))):
                 caller.leave()
         await anyio.sleep(10)
-        assert handler.batches == []
+        assert recorder.batches == []
         assert await call(5) == 5
     assert batcher.statistics().batch_size.total == 1
 
 
-async def test_a_caller_that_leaves_frees_its_place() -> None:
-    held = Held()
+async def test_a_caller_that_leaves_frees_its_place(held: Held) -> None:
     async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
         callers = await launch(tasks, call(0))
         callers += await line_up(tasks, call(1))
@@ -52,8 +49,7 @@ async def test_a_caller_that_leaves_frees_its_place() -> None:
     assert [caller.outcome for caller in callers] == [0, LEFT, 3]
 
 
-async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -> None:
-    held = Held()
+async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates(held: Held) -> None:
     requests: list[Any] = []
 
     async def handler(items: list[int]) -> list[int]:
@@ -75,8 +71,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -
     assert (statistics.finished, statistics.cancelled) == (2, 1)
 
 
-async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_is_free() -> None:
-    held = Held()
+async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_is_free(held):
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(2)))
@@ -91,8 +86,7 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
         assert await call(5) == 5
 
 
-async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog):
-    held = Held()
+async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog, held):
     async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
         (caller,) = await launch(tasks, call(0))
         caller.leave()
@@ -145,11 +139,10 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> 
         assert ([1] in held.passed) == (callers[1].outcome == 1)
 
 
-async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in() -> None:
+async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in(recorder):
     """`batch_wait_timeout_s=None` waits until the batch is full, and one of them is not coming."""
-    handler = Recorder()
     async with (
-        shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None) as call,
+        shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=None) as call,
         anyio.create_task_group() as tasks,
     ):
         callers = await launch(tasks, call(0), call(1))
@@ -163,9 +156,9 @@ async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in
         tasks.start_soon(arrive)
         tasks.start_soon(leave)
         await settle()
-        assert handler.batches == []
+        assert recorder.batches == []
         assert await call(3) == 3
-    assert [sorted(batch) for batch in handler.batches] == [[1, 2, 3]]
+    assert [sorted(batch) for batch in recorder.batches] == [[1, 2, 3]]
 
 
 @pytest.mark.real_time

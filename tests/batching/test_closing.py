@@ -24,9 +24,8 @@ from batching.scenes import (
 from time_limits import HANG_S
 
 
-async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=2)
+async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None, max_batch_size=2)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         callers = await launch(tasks, *map(call, range(3)))
@@ -34,12 +33,11 @@ async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(
         counts = await batcher.aclose()
         assert anyio.current_time() == started
     assert [caller.outcome for caller in callers] == [0, 1, 2]
-    assert handler.batches == [[0, 1], [2]]
+    assert recorder.batches == [[0, 1], [2]]
     assert counts == shoal.statistics.ClosingCounts(finished=1, failed=0, cancelled=0)
 
 
-async def test_closing_runs_the_parked_as_well() -> None:
-    held = Held()
+async def test_closing_runs_the_parked_as_well(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -50,8 +48,7 @@ async def test_closing_runs_the_parked_as_well() -> None:
     assert [caller.outcome for caller in callers] == [0, 1, 2, 3]
 
 
-async def test_closing_refuses_further_calls() -> None:
-    held = Held()
+async def test_closing_refuses_further_calls(held: Held) -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -71,9 +68,8 @@ async def test_closing_refuses_further_calls() -> None:
 
 
 @pytest.mark.parametrize("grace_s", [0, 5])
-async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grace_s, caplog):
+async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grace_s, caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=grace_s)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -89,9 +85,8 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
     assert ["closed, having" in line for line in caplog.messages].count(True) == 1
 
 
-async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog):
+async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    held = Held()
     batcher = shoal.Batcher(
         held, max_batch_size=1, max_concurrent_batches=2, graceful_shutdown_timeout_s=5
     )
@@ -116,8 +111,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(ca
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
 
-async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
-    held = Held()
+async def test_cancelling_the_runner_fails_everybody_at_once(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with anyio.create_task_group() as callers_tasks, anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -151,8 +145,7 @@ async def test_an_error_in_the_block_comes_out_and_the_batcher_is_closed() -> No
     assert batcher.statistics().state == "closed"
 
 
-async def test_closing_twice_is_closing_once_and_both_wait() -> None:
-    held = Held()
+async def test_closing_twice_is_closing_once_and_both_wait(held: Held) -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -163,8 +156,7 @@ async def test_closing_twice_is_closing_once_and_both_wait() -> None:
     assert closers[0].outcome == closers[1].outcome == shoal.statistics.ClosingCounts(1, 0, 0)
 
 
-async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
-    held = Held()
+async def test_closing_goes_on_when_its_caller_is_cancelled(held: Held) -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -186,16 +178,15 @@ async def test_a_batcher_that_was_never_opened_can_be_closed() -> None:
         await batcher.call(1)
 
 
-async def test_streams_end_by_closing_as_well() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, graceful_shutdown_timeout_s=5)
-        async with anyio.create_task_group() as tasks:
-            call = await tasks.start(batcher.run)
-            readers = await read_all(tasks, call("running"), call("queued"))
-            steps.step(1)
-            await settle()
-            await batcher.aclose()
-        assert steps.closed
+async def test_streams_end_by_closing_as_well(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler, max_batch_size=1, graceful_shutdown_timeout_s=5)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        readers = await read_all(tasks, call("running"), call("queued"))
+        steps.step(1)
+        await settle()
+        await batcher.aclose()
+    assert steps.closed
     assert [reader.items for reader in readers] == [[1], []]
     assert [type(reader.outcome) for reader in readers] == [shoal.errors.BatcherClosed] * 2
 
@@ -339,18 +330,17 @@ async def test_a_map_that_is_divided_fails_in_the_part_that_waits() -> None:
     assert [type(error) for error in caller.outcome[2:]] == [shoal.errors.BatcherClosed] * 3
 
 
-async def test_streams_that_run_go_on_to_their_end() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, **DROP)
-        async with anyio.create_task_group() as tasks, batcher as call:
-            readers = await read_all(tasks, call("running"), call("queued"))
-            steps.step(1)
-            await settle()
-            tasks.start_soon(batcher.aclose)
-            await settle()
-            assert type(readers[1].outcome) is shoal.errors.BatcherClosed
-            steps.step(2)
-            steps.end()
+async def test_streams_that_run_go_on_to_their_end(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler, max_batch_size=1, **DROP)
+    async with anyio.create_task_group() as tasks, batcher as call:
+        readers = await read_all(tasks, call("running"), call("queued"))
+        steps.step(1)
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        assert type(readers[1].outcome) is shoal.errors.BatcherClosed
+        steps.step(2)
+        steps.end()
     assert readers[0].items == [1, 2]
     assert readers[0].outcome == "end"
 
@@ -398,8 +388,7 @@ async def test_a_drain_drops_what_is_in_the_queue_and_takes_calls(open_again: bo
     assert late[0].outcome == 9
 
 
-async def test_the_budget_still_bounds_what_runs() -> None:
-    held = Held()
+async def test_the_budget_still_bounds_what_runs(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, graceful_shutdown_timeout_s=3, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await launch(tasks, *map(call, range(2)))

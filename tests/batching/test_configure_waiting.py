@@ -9,7 +9,6 @@ import shoal
 from batching.scenes import (
     PENDING,
     Held,
-    Recorder,
     Refusing,
     launch,
     line_up,
@@ -64,8 +63,7 @@ async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(before
     assert held.batches[1:] == batches
 
 
-async def test_a_new_window_counts_from_the_arrival() -> None:
-    held = Held()
+async def test_a_new_window_counts_from_the_arrival(held: Held) -> None:
     batcher = shoal.Batcher(held, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("plug"))
@@ -79,8 +77,7 @@ async def test_a_new_window_counts_from_the_arrival() -> None:
     assert held.started_at[1:] == [pytest.approx(started + 6)]
 
 
-async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
-    held = Held()
+async def test_what_is_too_large_under_the_new_options_fails_alone(held: Held) -> None:
     batcher = shoal.Batcher(held, batch_size_fn=lambda n: n)
     async with plugged(held, batcher, 1) as (call, tasks):
         small, large = await line_up(tasks, call(4), call(6))
@@ -93,8 +90,7 @@ async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
     assert held.batches == [[1], [4]]
 
 
-async def test_who_is_parked_is_admitted_by_the_new_bound_in_order() -> None:
-    held = Held()
+async def test_who_is_parked_is_admitted_by_the_new_bound_in_order(held: Held) -> None:
     batcher = shoal.Batcher(held, max_queued_requests=1, max_batch_size=1, overload="wait")
     async with plugged(held, batcher) as (call, tasks):
         await line_up(tasks, *map(call, range(5)))
@@ -104,8 +100,7 @@ async def test_who_is_parked_is_admitted_by_the_new_bound_in_order() -> None:
     assert held.batches[1:] == [[n] for n in range(5)]
 
 
-async def test_wishes_are_kept_when_the_options_change() -> None:
-    held = Held()
+async def test_wishes_are_kept_when_the_options_change(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=2)
     async with plugged(held, batcher) as (call, tasks):
         started = anyio.current_time()
@@ -121,8 +116,7 @@ async def test_wishes_are_kept_when_the_options_change() -> None:
     assert held.batches == [["plug"], ["high"], ["low"]]
 
 
-async def test_levels_that_are_gone_become_the_lowest() -> None:
-    held = Held()
+async def test_levels_that_are_gone_become_the_lowest(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=9, priority_aging_s=None)
     async with plugged(held, batcher) as (call, tasks):
         for level in (9, 5, 1, 2):
@@ -131,8 +125,7 @@ async def test_levels_that_are_gone_become_the_lowest() -> None:
     assert held.batches[1:] == [[1], [9], [5], [2]]
 
 
-async def test_who_waited_before_levels_had_bounds_counts_for_them() -> None:
-    held = Held()
+async def test_who_waited_before_levels_had_bounds_counts_for_them(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with plugged(held, batcher) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
@@ -144,8 +137,7 @@ async def test_who_waited_before_levels_had_bounds_counts_for_them() -> None:
     assert held.batches[1:] == [[2], [4]]
 
 
-async def test_who_waited_before_the_queue_shed_may_be_shed() -> None:
-    held = Held()
+async def test_who_waited_before_the_queue_shed_may_be_shed(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2)
     async with plugged(held, batcher) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
@@ -155,8 +147,7 @@ async def test_who_waited_before_the_queue_shed_may_be_shed() -> None:
     assert held.batches[1:] == [[2], [3]]
 
 
-async def test_a_flush_that_waits_for_a_slot_outlives_a_change() -> None:
-    held = Held()
+async def test_a_flush_that_waits_for_a_slot_outlives_a_change(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=60)
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, call(0), call(1))
@@ -168,18 +159,16 @@ async def test_a_flush_that_waits_for_a_slot_outlives_a_change() -> None:
         assert flushed.outcome == 2
 
 
-async def test_a_change_that_is_refused_changes_nothing_for_those_who_wait() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, bucket_by=lambda n: n % 2)
+async def test_a_change_that_is_refused_changes_nothing_for_those_who_wait(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=1, bucket_by=lambda n: n % 2)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, *map(call, range(4)))
         with pytest.raises(ValueError, match="do not go together"):
             batcher.configure(allowed_batch_sizes=(5, 10), preferred_batch_sizes=(4,))
-    assert handler.batches == [[0, 2], [1, 3]]
+    assert recorder.batches == [[0, 2], [1, 3]]
 
 
-async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_dispatch() -> None:
-    held = Held()
+async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_dispatch(held):
     batcher = shoal.Batcher(held, max_batch_size=4, allowed_batch_sizes=(4,))
     async with plugged(held, batcher, 0) as (call, tasks):
         await line_up(tasks, call(1))

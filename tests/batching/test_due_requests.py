@@ -58,8 +58,7 @@ class Slow(Recorder):
         ),
     ],
 )
-async def test_the_earliest_deadline_goes_first(options, dues, expected):
-    held = Held()
+async def test_the_earliest_deadline_goes_first(options, dues, expected, held):
     batcher = shoal.Batcher(held, order="deadline", **options)
     async with plugged(held, batcher) as (call, tasks):
         for item, due in dues.items():
@@ -67,8 +66,7 @@ async def test_the_earliest_deadline_goes_first(options, dues, expected):
     assert held.batches[1:] == expected
 
 
-async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() -> None:
-    held = Held()
+async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held: Held) -> None:
     batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
     async with plugged(held, batcher) as (call, tasks):
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
@@ -186,8 +184,7 @@ async def test_without_the_option_the_scope_only_ends_the_call() -> None:
     assert handler.batches == []
 
 
-async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> None:
-    held = Held()
+async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", use_scope_deadline=True)
 
     async def within(scope_s: float, call: Any, item: Any) -> Any:

@@ -76,8 +76,7 @@ async def test_no_more_items_are_under_way_than_the_window_has_room_for(window, 
         await results.aclose()
 
 
-async def test_full_batches_wait_while_one_runs() -> None:
-    held = Held()
+async def test_full_batches_wait_while_one_runs(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=4)
     async with batcher as call, anyio.create_task_group() as tasks:
         results = call.map(itertools.count())
@@ -91,8 +90,7 @@ async def test_full_batches_wait_while_one_runs() -> None:
 
 
 @pytest.mark.parametrize("way", ["break", "block", "cancel", "close"])
-async def test_leaving_drops_what_is_under_way(way: str) -> None:
-    held = Held()
+async def test_leaving_drops_what_is_under_way(way: str, held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, max_concurrent_batches=2)
     source = Source()
     async with batcher as call:
@@ -152,8 +150,7 @@ async def test_a_map_may_be_dropped(in_thread: bool) -> None:
         assert (statistics.queued, statistics.running) == (0, 0)
 
 
-async def test_a_cancelled_map_is_over() -> None:
-    held = Held()
+async def test_a_cancelled_map_is_over(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call:
         results = call.map(itertools.count())
@@ -298,8 +295,7 @@ async def test_a_map_that_is_cancelled_while_it_opens_leaves_no_task() -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_map_whose_tasks_are_cancelled_from_outside_fails() -> None:
-    held = Held()
+async def test_a_map_whose_tasks_are_cancelled_from_outside_fails(held: Held) -> None:
     async with shoal.Batcher(held, max_batch_size=2) as call:
         others = asyncio.all_tasks()
         waiting = asyncio.ensure_future(anext(call.map(itertools.count())))
@@ -311,8 +307,7 @@ async def test_a_map_whose_tasks_are_cancelled_from_outside_fails() -> None:
         held.gate.set()
 
 
-async def test_one_task_at_a_time_iterates() -> None:
-    held = Held()
+async def test_one_task_at_a_time_iterates(held: Held) -> None:
     async with shoal.Batcher(held, max_batch_size=2) as call, anyio.create_task_group() as tasks:
         results = call.map(range(4))
         tasks.start_soon(anext, results)
@@ -334,11 +329,10 @@ async def test_a_source_may_call_and_wait_for_the_batcher_itself() -> None:
         assert [one async for one in call.map(source())] == [2, 3, 4, 5, 6, 7]
 
 
-async def test_a_list_that_queue_and_slots_can_not_hold_is_called_in_turns() -> None:
-    handler = Recorder()
-    async with shoal.Batcher(handler, max_batch_size=50, max_queued_requests=100) as call:
+async def test_a_list_that_queue_and_slots_can_not_hold_is_called_in_turns(recorder):
+    async with shoal.Batcher(recorder, max_batch_size=50, max_queued_requests=100) as call:
         assert await call.map(list(range(10_000))) == list(range(10_000))
-    assert {len(batch) for batch in handler.batches} <= {50, 100}
+    assert {len(batch) for batch in recorder.batches} <= {50, 100}
 
 
 @pytest.mark.parametrize(
@@ -406,8 +400,7 @@ async def test_an_item_that_others_leave_no_room_for_is_called_again_for_a_while
         held.gate.set()
 
 
-async def test_closing_the_batcher_ends_a_map() -> None:
-    held = Held()
+async def test_closing_the_batcher_ends_a_map(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=1)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)

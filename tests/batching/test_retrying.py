@@ -92,8 +92,7 @@ async def test_each_call_has_its_own_time() -> None:
     assert len(stubborn.tried_at) == 4
 
 
-async def test_a_slot_that_gets_free_in_time_takes_the_call() -> None:
-    held = Held()
+async def test_a_slot_that_gets_free_in_time_takes_the_call(held: Held) -> None:
     async with shoal.Batcher(held, max_batch_size=1, max_queued_requests=0) as call:
         async with anyio.create_task_group() as tasks:
             await launch(tasks, call("running"))
@@ -106,8 +105,7 @@ async def test_a_slot_that_gets_free_in_time_takes_the_call() -> None:
     assert held.started_at[1] - held.started_at[0] == 2
 
 
-async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind() -> None:
-    held = Held()
+async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
     async with plugged(held, batcher, "running") as (call, tasks):
         await line_up(tasks, call("queued"))

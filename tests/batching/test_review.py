@@ -421,8 +421,7 @@ async def test_a_plain_generator_may_call_another_batched_function() -> None:
             assert [x async for x in stream] == [1]
 
 
-async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
-    held = Held()
+async def test_a_call_that_is_refused_is_a_checkpoint_too(held: Held) -> None:
     async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
         await launch(tasks, call(1))
         await line_up(tasks, call(2))
