@@ -176,14 +176,13 @@ async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_insid
     assert [call.answer.json()["type"] for call in calls] == ["urn:shoal:problem:internal"] * 2
 
 
-async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call():
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=30, request_timeout_s=10)
+async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=30, request_timeout_s=10)
     async with batcher as call, anyio.create_task_group() as tasks:
         started = anyio.current_time()
         callers = await line_up(tasks, call(1), call(2))
     assert [caller.outcome for caller in callers] == [1, 2]
-    assert [at - started for at in handler.started_at] == [pytest.approx(5)]
+    assert [at - started for at in recorder.started_at] == [pytest.approx(5)]
     assert batcher.statistics().batches[shoal.DispatchReason.DEADLINE] == 1
 
 
@@ -196,9 +195,8 @@ async def test_lb3_no_item_stops_the_loop(item):
         assert batcher.is_alive
 
 
-async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run():
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, call(1))
         await batcher.aclose()
@@ -206,4 +204,4 @@ async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run():
         with pytest.raises(shoal.errors.BatcherClosed):
             await call(2)
     assert caller.outcome == 1
-    assert handler.batches == [[1]]
+    assert recorder.batches == [[1]]

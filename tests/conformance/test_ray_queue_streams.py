@@ -8,7 +8,7 @@ import pytest
 from test_ray_queue import KINDS, MODES, serving
 
 import shoal
-from batching.scenes import Steps, read_all, settle
+from batching.scenes import read_all, settle
 
 
 @KINDS
@@ -76,20 +76,19 @@ async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(third
             assert got[3:] == ["end"]
 
 
-async def test_ru21_the_setters_can_be_used_while_a_batch_streams():
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("a"), call("b"))
-            steps.step(0, 0)
-            steps.step(1, 1)
-            await settle()
-            batcher.set_max_batch_size(3)
-            steps.step(2, 2)
-            steps.end()
-            readers += await read_all(tasks, call("c"), call("d"), call("e"))
-            for number in range(3):
-                steps.step(number, number, number)
-            steps.end()
+async def test_ru21_the_setters_can_be_used_while_a_batch_streams(steps):
+    batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, call("a"), call("b"))
+        steps.step(0, 0)
+        steps.step(1, 1)
+        await settle()
+        batcher.set_max_batch_size(3)
+        steps.step(2, 2)
+        steps.end()
+        readers += await read_all(tasks, call("c"), call("d"), call("e"))
+        for number in range(3):
+            steps.step(number, number, number)
+        steps.end()
     assert [reader.items for reader in readers] == [[0, 1, 2]] * 5
     assert steps.batches == [["a", "b"], ["c", "d", "e"]]

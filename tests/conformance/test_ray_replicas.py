@@ -15,7 +15,6 @@ from batching.scenes import (
     LEFT,
     Held,
     Recorder,
-    Steps,
     line_up,
     outcome,
     outcomes,
@@ -167,13 +166,12 @@ async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
     assert max(loads) <= most
 
 
-async def test_ri13_an_item_larger_than_a_batch_is_refused_alone():
-    handler = Recorder()
-    async with served(handler, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone(recorder):
+    async with served(recorder, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
         refused, answered = await outcomes(handle.call(15), handle.call(10))
     assert type(refused) is shoal.errors.ItemTooLarge
     assert answered == 10
-    assert handler.batches == [[10]]
+    assert recorder.batches == [[10]]
 
 
 # RC1-RC9: callers that leave.
@@ -190,8 +188,7 @@ async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it
         assert outer.cancelled == inner.cancelled == [[1]]
 
 
-async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler():
-    held = Held()
+async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler(held):
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         first, second = await line_up(tasks, handle.call(1), handle.call(2))
         await settle()
@@ -203,10 +200,9 @@ async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handle
     assert held.batches == [[1]]
 
 
-async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody():
-    handler = Recorder()
+async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody(recorder):
     async with Controller() as controller, anyio.create_task_group() as tasks:
-        await controller.create_backend("b", handler)
+        await controller.create_backend("b", recorder)
         await controller.create_endpoint("e", backend=None)
         handle = await controller.get_handle("e")
         left, stays = await line_up(tasks, handle.call("left"), handle.call("stays"))
@@ -217,37 +213,34 @@ async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobo
         await controller.set_traffic("e", {"b": 1})
         await settle()
         assert stays.outcome == "stays"
-    assert handler.batches == [["stays"]]
+    assert recorder.batches == [["stays"]]
 
 
-async def test_rc7_cancelling_a_stream_cancels_its_generator():
-    with Steps() as steps:
-        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, handle.stream("a"))
-            steps.step("hi")
-            await settle()
-            assert reader.items == ["hi"]
-            assert not steps.closed
-            reader.leave()
-            await settle()
-            assert reader.outcome == LEFT
-            assert steps.closed
+async def test_rc7_cancelling_a_stream_cancels_its_generator(steps):
+    async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
+        (reader,) = await read_all(tasks, handle.stream("a"))
+        steps.step("hi")
+        await settle()
+        assert reader.items == ["hi"]
+        assert not steps.closed
+        reader.leave()
+        await settle()
+        assert reader.outcome == LEFT
+        assert steps.closed
 
 
-async def test_rc7_a_stream_that_was_closed_has_no_next_item():
-    with Steps() as steps:
-        async with served(steps.handler) as handle, handle.stream("a") as stream:
-            steps.step("hi")
-            assert await anext(stream) == "hi"
-            await stream.aclose()
-            await settle()
-            assert steps.closed
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
+async def test_rc7_a_stream_that_was_closed_has_no_next_item(steps):
+    async with served(steps.handler) as handle, handle.stream("a") as stream:
+        steps.step("hi")
+        assert await anext(stream) == "hi"
+        await stream.aclose()
+        await settle()
+        assert steps.closed
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
 
 
-async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it():
-    held = Held()
+async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it(held):
     answers: list[Any] = []
     async with anyio.create_task_group() as background, Controller() as controller:
         inner = await service(controller, "inner", held)
@@ -300,8 +293,7 @@ async def test_rc14_a_call_whose_handler_hangs_times_out():
         assert anyio.current_time() - started == pytest.approx(0.1)
 
 
-async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served():
-    held = Held()
+async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(held):
     async with served(held, max_batch_size=1) as handle:
         limited = handle.options(timeout_s=0.5)
         async with anyio.create_task_group() as tasks:
@@ -355,8 +347,7 @@ async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_serv
     assert deadlines == [pytest.approx(started + 7), None]
 
 
-async def test_rc19_what_times_out_in_line_never_reaches_the_handler():
-    held = Held()
+async def test_rc19_what_times_out_in_line_never_reaches_the_handler(held):
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         await line_up(tasks, handle.call(1))
         await settle()
@@ -369,15 +360,14 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler():
 # RC20-RC24: streams.
 
 
-async def test_rc23_an_error_after_the_first_chunk_comes_after_it():
-    with Steps() as steps:
-        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, handle.stream(1))
-            steps.step("1")
-            steps.fail(RuntimeError("broken"))
-            await settle()
-            assert reader.items == ["1"]
-            assert type(reader.outcome) is RuntimeError
+async def test_rc23_an_error_after_the_first_chunk_comes_after_it(steps):
+    async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
+        (reader,) = await read_all(tasks, handle.stream(1))
+        steps.step("1")
+        steps.fail(RuntimeError("broken"))
+        await settle()
+        assert reader.items == ["1"]
+        assert type(reader.outcome) is RuntimeError
 
 
 # RC25-RC31: the end of a controller.
@@ -436,8 +426,7 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget():
     assert steps == ["it ran", "it closed"]
 
 
-async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes():
-    held = Held()
+async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes(held):
     async with anyio.create_task_group() as tasks:
         async with served(held, graceful_shutdown_timeout_s=0.05) as handle:
             (caller,) = await line_up(tasks, handle.call(1))

@@ -189,17 +189,19 @@ async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like():
     assert batches == [4]
 
 
-async def test_tx10_neither_of_two_signatures_fills_the_others_batch():
-    handler = Recorder()
+async def test_tx10_neither_of_two_signatures_fills_the_others_batch(recorder):
     batcher = shoal.Batcher(
-        handler, max_batch_size=2, batch_wait_timeout_s=None, bucket_by=lambda call: call[0]
+        recorder, max_batch_size=2, batch_wait_timeout_s=None, bucket_by=lambda call: call[0]
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(("regress", 1)), call(("classify", 2)))
         await settle()
-        assert handler.batches == []
+        assert recorder.batches == []
         callers += await line_up(tasks, call(("classify", 3)))
         await settle()
         assert [caller.outcome == PENDING for caller in callers] == [True, False, False]
         callers += await line_up(tasks, call(("regress", 4)))
-    assert handler.batches == [[("classify", 2), ("classify", 3)], [("regress", 1), ("regress", 4)]]
+    assert recorder.batches == [
+        [("classify", 2), ("classify", 3)],
+        [("regress", 1), ("regress", 4)],
+    ]

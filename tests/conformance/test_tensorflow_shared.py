@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Caller, Held, Recorder, line_up, outcome, settle
+from batching.scenes import Caller, Recorder, line_up, outcome, settle
 
 HIGH, LOW = 1, 2
 
@@ -135,8 +135,7 @@ async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(sizes
 
 @BOTH
 @pytest.mark.parametrize("bound", [1, 2, 5])
-async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound):
-    held = Held()
+async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound, held):
     options = {**sizes, "max_batch_size": 2, "max_queued_requests": 2 * bound}
     queue = shoal.Batcher(held, **options)
     async with queue as call, anyio.create_task_group() as tasks:
@@ -158,8 +157,7 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound):
 
 
 @BOTH
-async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes):
-    held = Held()
+async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes, held):
     options = {**sizes, "max_batch_size": 10, "max_queued_requests": 0}
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, call(7))
@@ -183,8 +181,7 @@ async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels():
     assert queue.batches == [[10]]
 
 
-async def test_tb13_a_full_low_level_refuses_with_its_counts():
-    held = Held()
+async def test_tb13_a_full_low_level_refuses_with_its_counts(held):
     policies = {LOW: shoal.QueuePolicy(max_queued_requests=2)}
     queue = shoal.Batcher(held, **LEVELS, queue_policies=policies)
     async with queue as call, anyio.create_task_group() as tasks:
@@ -307,9 +304,8 @@ async def test_tb14_to_tb24_tasks_of_two_levels(sent, options, batches, ran_at):
     assert (queue.batches, queue.ran_at) == (batches, ran_at)
 
 
-async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first():
+async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first(held):
     """The queues are buckets of one batcher, since batchers have slots of their own."""
-    held = Held()
     options = {**LEVELS, "batch_size_fn": lambda task: task[1], "bucket_by": lambda task: task[0]}
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
 

@@ -199,11 +199,10 @@ async def test_what_is_overdue_leaves_as_one_batch_beyond_the_preferred_sizes():
     assert await send_held(*[ROW] * 9, behind_s=LATE + 1) == [(8, LATE + 1), (1, LATE + 1)]
 
 
-async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches():
-    handler = Recorder()
-    async with shoal.Batcher(handler, max_batch_size=100, batch_wait_timeout_s=0.020) as call:
+async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches(recorder):
+    async with shoal.Batcher(recorder, max_batch_size=100, batch_wait_timeout_s=0.020) as call:
         assert await outcomes_in_order(*map(call, range(12))) == list(range(12))
-    assert handler.batches == [list(range(12))]
+    assert recorder.batches == [list(range(12))]
 
 
 async def test_tr27_without_a_delay_those_who_come_while_the_handler_runs_are_one_batch():

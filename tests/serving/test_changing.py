@@ -45,8 +45,7 @@ async def change(controller: Controller, **config: Any) -> None:
     await controller.update_backend_config("b", config)
 
 
-async def test_batch_options_hold_from_the_next_batch_on() -> None:
-    held = Held()
+async def test_batch_options_hold_from_the_next_batch_on(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=2) as (controller, handle, stage, tasks):
         await under_way(tasks, *[handle.call(item) for item in range(9)])
         first = len(held.batches[0])
@@ -75,8 +74,7 @@ async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> No
         assert second[0].ended_at == pytest.approx(27)
 
 
-async def test_more_batches_at_once_need_no_new_replica() -> None:
-    held = Held()
+async def test_more_batches_at_once_need_no_new_replica(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=1) as (controller, handle, stage, tasks):
         await under_way(tasks, *[handle.call(item) for item in range(3)])
         assert len(held.batches) == 1
@@ -240,9 +238,7 @@ async def test_a_replica_that_dies_while_it_is_told_fails_the_change(dying: int)
         assert [replica.number for replica in stage.alive] == [1 - dying, 2]
 
 
-async def test_a_user_config_that_kills_is_set_right_without_a_wait() -> None:
-    stage = Stage()
-
+async def test_a_user_config_that_kills_is_set_right_without_a_wait(stage: Stage) -> None:
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == "deadly":
             replica.die()
@@ -264,9 +260,7 @@ class Healthy(Configured):
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies: bool) -> None:
-    stage = Stage()
-
+async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies, stage):
     async def health(replica: ScriptedReplica) -> None:
         if replica.told[-1] == 2:
             if dies:
@@ -284,9 +278,7 @@ async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies: bo
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(dies: bool) -> None:
-    stage = Stage()
-
+async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(dies, stage):
     async def health(replica: ScriptedReplica) -> None:
         if replica.blueprint.placement_options:
             if dies:
@@ -305,8 +297,7 @@ async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(
             await controller.create_backend("other", Healthy, config=config)
 
 
-async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time() -> None:
-    stage = Stage()
+async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time(stage):
     checked = anyio.Event()
 
     async def health(replica: ScriptedReplica) -> None:
@@ -392,9 +383,7 @@ async def test_a_verb_that_mends_nothing_says_so_and_changes_nothing(name: str) 
         assert await handle.call(1) == 1
 
 
-async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started() -> None:
-    stage = Stage()
-
+async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started(stage):
     async def start(replica: ScriptedReplica) -> str | None:
         if replica.number > 0:
             stage.replicas[0].die()
@@ -413,9 +402,7 @@ async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started(
         assert anyio.current_time() - now < 5
 
 
-async def test_a_user_config_that_is_not_taken_in_time_is_taken_back() -> None:
-    stage = Stage()
-
+async def test_a_user_config_that_is_not_taken_in_time_is_taken_back(stage: Stage) -> None:
     async def reconfigure(_: ScriptedReplica, config: Any) -> None:
         if config == 2:
             await anyio.sleep_forever()
@@ -490,8 +477,7 @@ async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
         assert await handle.call(0) == 1
 
 
-async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> None:
-    stage = Stage()
+async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config(stage: Stage) -> None:
     stage.start = gated = Gated(first=1)
     told = anyio.Event()
 
@@ -513,8 +499,7 @@ async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> 
         assert len(stage.alive) == 2
 
 
-async def test_a_replica_that_was_starting_never_answers_with_the_old_user_config() -> None:
-    stage = Stage()
+async def test_a_replica_that_was_starting_never_answers_with_the_old_user_config(stage):
     stage.start = gated = Gated(first=1)
     config = {"num_replicas": 2, "user_config": 1, "max_batch_size": 1}
     async with serving(Configured, stage, **config) as (controller, handle, _):
@@ -579,8 +564,7 @@ async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
         assert await handle.call(0) == 1
 
 
-async def test_batching_changes_at_once_while_a_replica_is_started_again() -> None:
-    stage = Stage()
+async def test_batching_changes_at_once_while_a_replica_is_started_again(stage: Stage) -> None:
     stage.start = Gated(first=2)
     async with serving(echo, stage, num_replicas=2) as (controller, _, _):
         await settle()
@@ -689,8 +673,7 @@ async def test_it_warns_once_of_a_bound_below_what_batches_need(
         assert "max_batch_size * max_concurrent_batches = 8" in said[0].getMessage()
 
 
-async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other() -> None:
-    stage = Stage()
+async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other(stage):
     now = most = 0
 
     async def reconfigure(replica: ScriptedReplica, _: Any) -> None:

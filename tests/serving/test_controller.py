@@ -49,8 +49,7 @@ def verbs(controller: Controller) -> list[Awaitable[Any]]:
     ]
 
 
-async def test_it_says_how_things_are() -> None:
-    held = Held()
+async def test_it_says_how_things_are(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=2, num_replicas=2) as scene:
         controller, handle, _, tasks = scene
         await under_way(tasks, *[handle.call(item) for item in range(6)])
@@ -73,8 +72,7 @@ async def test_a_tag_that_is_taken_is_refused_with_what_to_do() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_of_two_creations_of_one_tag_one_is_refused() -> None:
-    stage = Stage()
+async def test_of_two_creations_of_one_tag_one_is_refused(stage: Stage) -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage}
@@ -90,8 +88,7 @@ async def test_of_two_creations_of_one_tag_one_is_refused() -> None:
         assert first.outcome is None
 
 
-async def test_a_tag_is_free_when_its_backend_has_gone_and_not_before() -> None:
-    held = Held()
+async def test_a_tag_is_free_when_its_backend_has_gone_and_not_before(held: Held) -> None:
     async with serving(held) as (controller, handle, _), anyio.create_task_group() as tasks:
         [caller] = await under_way(tasks, handle.call(1))
         await add_backend(controller, "c")
@@ -251,8 +248,7 @@ async def test_shutdown_waits_for_a_delete_whose_caller_has_left() -> None:
         assert caller.outcome == 5
 
 
-async def test_a_create_that_shutdown_overtakes_is_told_so() -> None:
-    stage = Stage()
+async def test_a_create_that_shutdown_overtakes_is_told_so(stage: Stage) -> None:
     stage.start = never
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage}
@@ -304,8 +300,7 @@ async def test_an_update_that_is_cancelled_during_shutdown_starts_nothing(
         assert len(stage.replicas) == count
 
 
-async def test_a_block_that_is_cancelled_ends_at_once() -> None:
-    stage = Stage()
+async def test_a_block_that_is_cancelled_ends_at_once(stage: Stage) -> None:
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:
             async with serving(slowly, stage, num_replicas=2) as (_, handle, _):
@@ -387,8 +382,7 @@ async def test_a_backend_whose_batcher_broke_can_be_changed_and_deleted(force: b
         assert await handle.call(1) == 1
 
 
-async def test_a_delete_ends_though_a_dead_replica_does_not() -> None:
-    stage = Stage()
+async def test_a_delete_ends_though_a_dead_replica_does_not(stage: Stage) -> None:
     stage.kill_gate = anyio.Event()
 
     async def health(_: Any) -> None:
@@ -403,8 +397,7 @@ async def test_a_delete_ends_though_a_dead_replica_does_not() -> None:
             await controller.delete_backend("b")
 
 
-async def test_a_delete_by_force_ends_though_a_replica_does_not() -> None:
-    stage = Stage()
+async def test_a_delete_by_force_ends_though_a_replica_does_not(stage: Stage) -> None:
     stage.kill_gate = anyio.Event()
     async with serving(echo, stage) as (controller, _, _):
         await controller.delete_endpoint("e")
@@ -442,9 +435,7 @@ async def test_a_backend_whose_verb_is_cancelled_at_any_moment_is_there_or_not(
             await controller.create_backend(tag, echo, config=place)
 
 
-async def test_updates_end_while_replicas_are_recycled_all_the_time() -> None:
-    stage = Stage()
-
+async def test_updates_end_while_replicas_are_recycled_all_the_time(stage: Stage) -> None:
     async def start(_: Any) -> None:
         await anyio.sleep(0.05)
 

@@ -91,8 +91,7 @@ async def test_batches_go_to_idle_replicas_in_turn() -> None:
         assert [number for number, _ in stage.calls] == [0, 1, 2, 0, 1, 2]
 
 
-async def test_requests_pile_up_while_all_replicas_are_busy() -> None:
-    held = Held()
+async def test_requests_pile_up_while_all_replicas_are_busy(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, max_batch_size=4) as (_, handle, stage, tasks):
         await under_way(tasks, handle.call(0))
         await under_way(tasks, handle.call(1))
@@ -198,8 +197,7 @@ async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
-    held = Held()
+async def test_a_replica_that_dies_fails_its_batch_and_no_other(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, **PAIRS) as (_, handle, stage, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         stage.replicas[0].die("ran out of luck")
@@ -214,8 +212,7 @@ async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
         assert others == [2, 3]
 
 
-async def test_a_batch_runs_again_where_retries_allow_it() -> None:
-    held = Held()
+async def test_a_batch_runs_again_where_retries_allow_it(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage, tasks):
         callers = await under_way(tasks, handle.call(0), handle.call(1))
         stage.replicas[0].die()
@@ -226,8 +223,7 @@ async def test_a_batch_runs_again_where_retries_allow_it() -> None:
         assert [caller.outcome for caller in callers] == [0, 1]
 
 
-async def test_a_batch_runs_again_also_while_its_backend_drains() -> None:
-    held = Held()
+async def test_a_batch_runs_again_also_while_its_backend_drains(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, retries=1) as (controller, handle, stage, tasks):
         [caller] = await under_way(tasks, handle.call(0))
         tasks.start_soon(controller.shutdown)
@@ -255,8 +251,7 @@ async def test_a_batch_runs_again_with_all_of_its_items() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> None:
-    stage = Stage()
+async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int, stage: Stage) -> None:
     async with serving(Deadly(stage, 666), stage, retries=retries) as (controller, handle, _):
         assert isinstance(await outcome(handle.call(666)), ReplicaDied)
         assert len(stage.calls) == retries + 1
@@ -264,8 +259,7 @@ async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> N
         assert (await controller.status()).backends["b"].deaths == retries + 1
 
 
-async def test_retries_are_those_of_the_config_when_the_replica_dies() -> None:
-    held = Held()
+async def test_retries_are_those_of_the_config_when_the_replica_dies(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2) as (controller, handle, stage, tasks):
         [caller] = await under_way(tasks, handle.call(0))
         await controller.update_backend_config("b", {"retries": 1})
@@ -275,8 +269,7 @@ async def test_retries_are_those_of_the_config_when_the_replica_dies() -> None:
         assert caller.outcome == 0
 
 
-async def test_one_item_that_kills_fails_alone_where_errors_are_isolated() -> None:
-    stage = Stage()
+async def test_one_item_that_kills_fails_alone_where_errors_are_isolated(stage: Stage) -> None:
     code = Deadly(stage, 666)
     async with serving(code, stage, isolate_errors=True, max_batch_size=8) as (_, handle, _):
         items = [1, 2, 666, 4, 5, 6, 7, 8]
@@ -285,8 +278,7 @@ async def test_one_item_that_kills_fails_alone_where_errors_are_isolated() -> No
         assert [*results[:2], *results[3:]] == [-1, -2, -4, -5, -6, -7, -8]
 
 
-async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again() -> None:
-    held = Held()
+async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again(held: Held) -> None:
     async with serving(held) as (controller, inner, stage):
 
         async def code(items: list[int]) -> list[int]:
@@ -315,8 +307,7 @@ async def test_an_error_of_the_code_is_no_reason_to_run_again() -> None:
         assert len(stage.calls) == 1
 
 
-async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_go() -> None:
-    stage, held = Stage(), Held()
+async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_go(held, stage):
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
         first, second = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
@@ -332,8 +323,7 @@ async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_g
         assert second.outcome == 2
 
 
-async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica() -> None:
-    stage, held = Stage(), Held()
+async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica(held, stage):
     async with serving_tasks(held, stage, retries=3) as (controller, handle, _, tasks):
         callers = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
@@ -348,8 +338,7 @@ async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica()
         assert (await controller.status()).backends["b"].ongoing == 0
 
 
-async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered() -> None:
-    held = Held()
+async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered(held):
     config: Any = {"max_batch_size": 4, "batch_wait_timeout_s": None, "retries": 1}
     async with serving_tasks(held, num_replicas=2, **config) as (controller, handle, stage, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
@@ -442,8 +431,7 @@ async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
     assert len(code.runs[1]) == 1
 
 
-async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() -> None:
-    stage, held = Stage(), Held()
+async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started(held, stage):
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
         [caller] = await under_way(tasks, handle.call(1))
         stage.start = failing()
@@ -463,8 +451,7 @@ class Two:
         return items
 
 
-async def test_a_method_whose_callers_have_left_keeps_no_place() -> None:
-    held = Held()
+async def test_a_method_whose_callers_have_left_keeps_no_place(held: Held) -> None:
     async with serving_tasks(Two(held), max_batch_size=1) as (_, handle, _, tasks):
         other = handle.options(method_name="other")
         assert await other.call(0) == 0
@@ -476,7 +463,7 @@ async def test_a_method_whose_callers_have_left_keeps_no_place() -> None:
         assert (first.outcome, second.outcome, leaving.outcome) == (1, 2, LEFT)
 
 
-async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
+async def test_a_method_whose_batcher_broke_keeps_no_place(held: Held) -> None:
     class Breaking(SizeOrWait):
         is_broken = False
 
@@ -489,7 +476,6 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
             return decision
 
     cutters: list[Breaking] = []
-    held = Held()
     async with (
         serving(Two(held), max_batch_size=1, policy=lambda options: Breaking(options)) as (
             controller,
@@ -513,8 +499,7 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
 
 
 @pytest.mark.parametrize("passes", range(6))
-async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(passes: int) -> None:
-    stage, held = Stage(), Held()
+async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(passes, held, stage):
     async with serving_tasks(held, stage, retries=3, max_batch_size=1) as (_, handle, _, tasks):
         leaving, staying = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()

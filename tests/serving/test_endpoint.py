@@ -80,8 +80,7 @@ async def test_a_weight_of_nothing_gets_nothing_and_keeps_the_backend_in_use() -
         await controller.delete_backend("c")
 
 
-async def test_queued_requests_end_where_they_are_when_traffic_moves() -> None:
-    held = Held()
+async def test_queued_requests_end_where_they_are_when_traffic_moves(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=2) as (controller, handle, _, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(5)])
         await another(controller, "c")
@@ -103,8 +102,7 @@ async def test_a_backend_that_is_used_can_not_be_deleted() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_force_fails_queued_requests() -> None:
-    held = Held()
+async def test_force_fails_queued_requests(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=1) as (controller, handle, stage, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(3)])
         await another(controller, "c")

@@ -99,8 +99,7 @@ async def test_a_replica_that_dies_gives_its_own_to_the_next_one():
         assert (status.starts, status.deaths, status.failure) == (3, 1, None)
 
 
-async def test_one_that_is_unhealthy_is_replaced_when_its_own_are_free():
-    stage = Stage()
+async def test_one_that_is_unhealthy_is_replaced_when_its_own_are_free(stage):
     stage.kill_gate = anyio.Event()
     async with serving(echo, stage, gpus=4, health_check_period_s=1.0) as (controller, _, _):
 

@@ -272,9 +272,8 @@ async def test_a_call_without_arguments_is_what_the_code_says_where_it_says_so(c
         assert result == 3 or isinstance(result, TypeError)
 
 
-async def test_a_priority_goes_first() -> None:
+async def test_a_priority_goes_first(held: Held) -> None:
     config: Any = {"max_batch_size": 1, "priority_levels": 3, "default_priority": 3}
-    held = Held()
     async with serving(held, **config) as (_, handle, _), anyio.create_task_group() as tasks:
         await under_way(tasks, handle.call(0))
         await under_way(tasks, handle.call(3), handle.options(priority=1).call(1))
@@ -307,8 +306,7 @@ async def test_a_time_out_ends_a_stream() -> None:
         assert controller.status_now().endpoints["e"].errors == 1
 
 
-async def test_a_full_queue_refuses_calls() -> None:
-    held = Held()
+async def test_a_full_queue_refuses_calls(held: Held) -> None:
     async with serving_tasks(held, max_queued_requests=2) as (controller, handle, _, tasks):
         await under_way(tasks, handle.call(0))
         await line_up(tasks, handle.call(1), handle.call(2))
@@ -407,8 +405,7 @@ async def test_a_handle_finds_the_endpoint_that_has_its_name_now() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_a_call_in_rays_spelling_can_be_a_task() -> None:
-    held = Held()
+async def test_a_call_in_rays_spelling_can_be_a_task(held: Held) -> None:
     async with serving(held) as (_, handle, _):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(handle.remote, 1)
@@ -448,8 +445,7 @@ async def test_code_calls_other_code() -> None:
         assert [len(items) for _, items in stage.calls] == [5]
 
 
-async def test_a_caller_that_leaves_cancels_the_calls_of_the_code() -> None:
-    held = Held()
+async def test_a_caller_that_leaves_cancels_the_calls_of_the_code(held: Held) -> None:
     async with serving(held) as (controller, inner, _), anyio.create_task_group() as tasks:
 
         async def outer(items: list[int]) -> list[int]:

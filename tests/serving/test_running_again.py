@@ -43,14 +43,13 @@ async def test_a_death_in_a_backend_that_drops_its_queue_fails_its_requests(
         assert "run again" not in caplog.text
 
 
-async def test_the_record_of_a_batch_has_the_death_that_put_its_requests_back() -> None:
+async def test_the_record_of_a_batch_has_the_death_that_put_its_requests_back(held: Held) -> None:
     records: list[BatchRecord] = []
 
     class Observer(BatchObserver):
         def batch_ended(self, record: BatchRecord, requests: Any) -> None:
             records.append(record)
 
-    held = Held()
     config: Any = {"retries": 1, "num_replicas": 2}
     async with serving_tasks(held, **config) as (controller, handle, stage, tasks):
         controller.observers.add(Observer())

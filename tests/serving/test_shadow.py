@@ -166,8 +166,7 @@ async def test_answers_are_compared_that_of_the_endpoint_first() -> None:
         assert seen == [(0, 0), (1, 2), (2, 2), (3, 4)]
 
 
-async def test_answers_are_compared_whichever_comes_first() -> None:
-    held = Held()
+async def test_answers_are_compared_whichever_comes_first(held: Held) -> None:
     async with serving_tasks(held) as (controller, handle, _, tasks):
         await shadowed(controller, echo, compare=equal)
         await line_up(tasks, handle.call(1))
@@ -279,8 +278,7 @@ async def test_a_change_goes_on_counting() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(equal, None), (None, equal)])
-async def test_copies_under_way_keep_their_comparison(before: Any, after: Any) -> None:
-    held = Held()
+async def test_copies_under_way_keep_their_comparison(before: Any, after: Any, held: Held) -> None:
     async with serving_tasks(held) as (controller, handle, _, tasks):
         await shadowed(controller, echo, compare=before)
         (caller,) = await under_way(tasks, handle.call(1))

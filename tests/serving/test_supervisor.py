@@ -42,8 +42,7 @@ def numbers(replicas: list[Any]) -> list[int]:
     return [replica.number for replica in replicas]
 
 
-async def test_a_backend_is_there_when_its_first_replica_is_ready() -> None:
-    stage = Stage()
+async def test_a_backend_is_there_when_its_first_replica_is_ready(stage: Stage) -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage, "num_replicas": 3}
@@ -94,8 +93,7 @@ async def test_one_that_ends_by_itself_counts_as_dead() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_one_that_is_dying_may_leave_the_list_of_model_servers() -> None:
-    stage = Stage()
+async def test_one_that_is_dying_may_leave_the_list_of_model_servers(stage: Stage) -> None:
     stage.kill_gate = anyio.Event()
     stage.health = unhealthy = AsyncMock(side_effect=RuntimeError("ill"))
     async with serving(echo, stage, health_check_period_s=1) as (controller, handle, _):
@@ -190,8 +188,7 @@ async def test_callers_are_served_while_one_replica_is_left_though_no_other_star
         assert isinstance(await outcome(handle.call(2)), BackendUnavailable)
 
 
-async def test_a_backend_that_can_not_start_is_none() -> None:
-    stage = Stage()
+async def test_a_backend_that_can_not_start_is_none(stage: Stage) -> None:
     stage.start = failing("no such model")
     async with Controller() as controller:
         with pytest.raises(ReplicaNotStarted, match="no such model"):
@@ -204,8 +201,7 @@ async def test_a_backend_that_can_not_start_is_none() -> None:
         await controller.create_backend("b", echo, config={"placement": stage})
 
 
-async def test_a_backend_one_of_whose_replicas_can_start_is_there() -> None:
-    stage = Stage()
+async def test_a_backend_one_of_whose_replicas_can_start_is_there(stage: Stage) -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage, "num_replicas": 2}
@@ -218,8 +214,7 @@ async def test_a_backend_one_of_whose_replicas_can_start_is_there() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_create_that_is_cancelled_leaves_nothing() -> None:
-    stage = Stage()
+async def test_a_create_that_is_cancelled_leaves_nothing(stage: Stage) -> None:
     stage.start = never
     async with Controller() as controller:
         config = {"placement": stage, "num_replicas": 3, "start_timeout_s": None}
@@ -326,8 +321,7 @@ async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
         assert [replica.blueprint.placement_options for replica in stage.alive] == [{}] * 3
 
 
-async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change() -> None:
-    stage = Stage()
+async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change(stage: Stage) -> None:
     stage.start = gated = Gated(first=2)
     async with serving_tasks(echo, stage, num_replicas=2) as (controller, _, _, tasks):
         await settle()
@@ -368,8 +362,7 @@ async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
         assert (await controller.get_backend_config("b")).num_replicas == 4
 
 
-async def test_scaling_down_waits_for_work() -> None:
-    held = Held()
+async def test_scaling_down_waits_for_work(held: Held) -> None:
     async with serving_tasks(held, num_replicas=3, max_batch_size=1) as scene:
         controller, handle, stage, tasks = scene
         await settle()
@@ -469,11 +462,10 @@ async def test_a_replica_that_has_grown_too_large_is_replaced() -> None:
         assert numbers(stage.alive) == [1]
 
 
-async def test_a_config_that_does_not_fit_the_code_is_refused() -> None:
+async def test_a_config_that_does_not_fit_the_code_is_refused(stage: Stage) -> None:
     async def one(item: int) -> int:
         return item
 
-    stage = Stage()
     async with Controller() as controller:
         with pytest.raises(ValueError, match="takes one item at a time"):
             await controller.create_backend(
