@@ -80,8 +80,7 @@ async def test_every_kind_of_handler_is_served(handler, result):
     assert answer.headers["content-length"] == str(len(answer.body))
 
 
-async def test_a_handler_stays_what_it_was():
-    app = shoal.App()
+async def test_a_handler_stays_what_it_was(app):
     batched = shoal.batch(double)
     assert app.endpoint("/a")(double) is double
     assert app.endpoint("/b", name="b")(batched) is batched
@@ -251,14 +250,13 @@ async def test_a_response_that_streams_is_closed_where_its_client_left_it():
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
-async def test_a_file_is_sent_as_it_is(placement, tmp_path):
+async def test_a_file_is_sent_as_it_is(placement, tmp_path, app):
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789")
 
     def files(request: Request) -> object:
         return FileResponse(path)
 
-    app = shoal.App()
     app.endpoint("/x", methods=("GET",), placement=placement)(files)
     async with app.lifespan():
         whole = await ask(app, "/x", method="GET")
@@ -422,8 +420,7 @@ def odd(items: list[Odd]): ...
         (odd, "can't be checked against"),
     ],
 )
-def test_a_handler_that_cannot_be_served_is_refused_where_it_is_declared(handler, text):
-    app = shoal.App()
+def test_a_handler_that_cannot_be_served_is_refused_where_it_is_declared(handler, text, app):
     with pytest.raises(TypeError) as raised:
         app.endpoint("/x")(handler)
     assert text in str(raised.value)
@@ -571,8 +568,7 @@ async def test_the_health_routes_say_what_is_there(caplog):
     assert (await ask(app, "/-/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
 
 
-async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
-    app = shoal.App()
+async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it(app):
     app.endpoint("/mlops", name="ops")(double)
     app.endpoint("/", name="home")(double)
     async with app.lifespan():
@@ -653,6 +649,5 @@ async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
             await ask(app, "/x", 1)
 
 
-def test_a_result_whose_annotation_cannot_be_read_is_no_obstacle():
-    app = shoal.App()
+def test_a_result_whose_annotation_cannot_be_read_is_no_obstacle(app):
     assert app.endpoint("/", name="one")(unresolved_result) is unresolved_result

@@ -226,8 +226,7 @@ async def tripled(items: list[int]) -> list[int]:
 
 
 @real_time
-async def test_a_batched_function_is_served_and_called_by_one_batcher():
-    app = shoal.App()
+async def test_a_batched_function_is_served_and_called_by_one_batcher(app):
     app.endpoint("/e", batch_wait_timeout_s=None, max_batch_size=2)(tripled)
     got = []
 
@@ -251,8 +250,7 @@ async def test_a_batched_function_is_served_and_called_by_one_batcher():
 
 
 @real_time
-async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_closed():
-    app = shoal.App()
+async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_closed(app):
     app.endpoint("/e")(tripled)
     async with shoal.open_batchers(tripled):
         with pytest.raises(RuntimeError, match="open in this event loop already"):
@@ -264,8 +262,7 @@ async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_c
 
 
 @real_time
-async def test_a_batched_function_whose_backend_was_deleted_is_closed():
-    app = shoal.App()
+async def test_a_batched_function_whose_backend_was_deleted_is_closed(app):
     app.endpoint("/e")(tripled)
     async with app.lifespan():
         await app.controller.delete_endpoint("tripled")
@@ -322,9 +319,7 @@ async def test_the_log_names_the_option_once_an_endpoint(
     assert f"start it with --event-loop {other}" in hint
 
 
-async def test_other_failures_have_no_such_hint(caplog):
-    app = shoal.App()
-
+async def test_other_failures_have_no_such_hint(caplog, app):
     @app.endpoint("/e")
     async def e(items: list[int]) -> list[int]:
         raise RuntimeError("the model has no running fans")

@@ -84,8 +84,7 @@ async def test_a_constructor_may_be_passed_several_handles():
         assert await (await client.get_handle("several")).call("abc") == 6
 
 
-async def test_code_by_its_import_path_is_given_handles():
-    app = shoal.App()
+async def test_code_by_its_import_path_is_given_handles(app):
     app.backend("embed", "given_code:embed")
     app.backend("tenfold", "given_code:tenfold")
     for name in ("embed", "tenfold"):

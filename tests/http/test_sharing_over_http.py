@@ -13,10 +13,9 @@ from shoal.testing import settle
 from shoal.testing.asgi import ask
 
 
-async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind():
+async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind(app):
     asked = itertools.count(1)
     items: list[int] = []
-    app = shoal.App()
 
     def every_second(_item: int) -> object:
         nth = next(asked)
@@ -37,9 +36,7 @@ async def test_a_cached_result_is_answered_though_the_key_function_changes_its_m
     assert len(items) == 3
 
 
-async def test_a_cached_result_that_can_not_be_written_fails_once_and_its_client_may_leave():
-    app = shoal.App()
-
+async def test_a_cached_result_that_can_not_be_written_fails_once_and_its_client_may_leave(app):
     @app.endpoint("/fail", name="fail", cache=CACHE)
     async def fail(items: list[int]) -> list[object]:
         return [object() for _ in items]

@@ -286,8 +286,7 @@ EVIL = [("host", "localhost"), ("origin", "https://evil.test")]
         ([("host", "evil.test"), ("origin", "http://evil.test")], 421),
     ],
 )
-async def test_an_application_guards_its_websockets_on_other_servers(headers, status):
-    app = shoal.App()
+async def test_an_application_guards_its_websockets_on_other_servers(headers, status, app):
     assert await answered(app, headers=headers, server=LOCAL) == status
     assert await answered(app, headers=headers, server=PUBLIC) == 503
     assert await answered(app, headers=headers, server=("testserver", 80)) == 503

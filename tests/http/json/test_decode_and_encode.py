@@ -593,8 +593,7 @@ def test_check_names_the_line_of_a_wrong_path(module, tmp_path, capsys, decode, 
 
 
 @pytest.mark.real_time
-async def test_a_change_of_a_running_backend_is_obeyed(module):
-    app = shoal.App()
+async def test_a_change_of_a_running_backend_is_obeyed(module, app):
     app.backend("b", "converting:same")
     app.route("x", backend="b", path="/x")
     async with app.lifespan():
@@ -635,8 +634,7 @@ async def test_a_state_file_keeps_import_paths(module, tmp_path):
 
 
 @pytest.mark.one_loop
-async def test_each_backend_of_an_endpoint_has_its_own_functions():
-    app = shoal.App()
+async def test_each_backend_of_an_endpoint_has_its_own_functions(app):
     app.backend("a", same, decode=lambda request: request.headers["x-a"])
     app.backend("b", same, encode=lambda result: ["b", result])
     app.route("x", backend="a", path="/x")
@@ -651,8 +649,7 @@ async def test_each_backend_of_an_endpoint_has_its_own_functions():
 
 
 @pytest.mark.real_time
-async def test_functions_run_in_the_server_for_code_in_a_process(module):
-    app = shoal.App()
+async def test_functions_run_in_the_server_for_code_in_a_process(module, app):
     app.backend("b", "converting:same", placement="process", decode=user_of, encode=len)
     app.route("x", backend="b", path="/x")
     async with app.lifespan():

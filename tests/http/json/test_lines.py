@@ -116,9 +116,7 @@ async def test_a_problem_of_a_line_names_its_first_errors_only():
     assert len(answer.body) < 4_000_000
 
 
-async def test_a_query_is_read_whatever_the_media_type_of_no_body():
-    app = shoal.App()
-
+async def test_a_query_is_read_whatever_the_media_type_of_no_body(app):
     @app.endpoint("/x")
     async def lengths(texts: list[str]) -> list[int]:
         return [len(text) for text in texts]
@@ -128,9 +126,7 @@ async def test_a_query_is_read_whatever_the_media_type_of_no_body():
     assert answer.json() == 3
 
 
-async def test_items_of_all_types_that_json_has():
-    app = shoal.App()
-
+async def test_items_of_all_types_that_json_has(app):
     @app.endpoint("/array")
     async def array(items: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         return [2 * item for item in items]
@@ -202,8 +198,7 @@ async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns():
         assert max(map(len, seen.batches)) == 4
 
 
-async def test_an_overload_is_one_response():
-    app = shoal.App()
+async def test_an_overload_is_one_response(app):
     go = anyio.Event()
 
     @app.endpoint("/x", max_batch_size=1, max_queued_requests=1)
@@ -221,8 +216,7 @@ async def test_an_overload_is_one_response():
         await second.returned.wait()
 
 
-async def test_the_calls_end_with_their_time_or_their_client():
-    app = shoal.App()
+async def test_the_calls_end_with_their_time_or_their_client(app):
     running = []
 
     @app.endpoint("/x")
@@ -247,9 +241,7 @@ async def test_the_calls_end_with_their_time_or_their_client():
         assert running == [2, 0, 3, 0]
 
 
-async def test_endpoints_that_have_no_json_read_the_body_as_before():
-    app = shoal.App()
-
+async def test_endpoints_that_have_no_json_read_the_body_as_before(app):
     @app.endpoint("/raw")
     async def raw(items: list[bytes]) -> list[bytes]:
         return items

@@ -335,14 +335,13 @@ async def test_names_of_options_may_be_in_an_item():
         assert (await socket.read())["result"] == item
 
 
-async def test_bytes_and_arrays_come_in_binary_messages():
+async def test_bytes_and_arrays_come_in_binary_messages(app):
     async def length(items: list[bytes]) -> list[int]:
         return [len(item) for item in items]
 
     async def total(items: list[np.ndarray]) -> list[float]:
         return [float(item.sum()) for item in items]
 
-    app = shoal.App()
     app.endpoint("/length")(length)
     app.endpoint("/total")(total)
     app.endpoint("/number", name="number")(doubled)
