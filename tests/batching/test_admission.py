@@ -114,8 +114,7 @@ async def test_with_a_bound_of_0_one_call_after_the_other_is_admitted() -> None:
 
 @pytest.mark.parametrize("bound", [0, 3])
 async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_once(bound):
-    batcher = bounded(Recorder(), bound, "reject", max_batch_size=5)
-    async with batcher as call:
+    async with bounded(Recorder(), bound, "reject", max_batch_size=5) as call:
         for _ in range(2):
             await settle()
             got = await outcomes(*map(call, range(12)))

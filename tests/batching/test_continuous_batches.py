@@ -296,8 +296,7 @@ async def test_a_handler_that_ignores_the_end_is_cancelled_after_the_grace(kind:
             cancelled.append(anyio.current_time())
             raise
 
-    batcher = of(handler, kind, graceful_shutdown_timeout_s=5)
-    async with batcher as call:
+    async with of(handler, kind, graceful_shutdown_timeout_s=5) as call:
         assert await kind.ask(call, 1) == 1
         closing_at = anyio.current_time()
     assert cancelled == [pytest.approx(closing_at + 5)]
@@ -458,8 +457,7 @@ async def test_a_reader_that_leaves_lets_the_sender_go_on() -> None:
                 sent.append(number)
             assert request.cancelled
 
-    batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
-    async with batcher as call:
+    async with of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None) as call:
         async with call(0) as stream:
             assert await anext(stream) == 0
             await settle()
@@ -697,8 +695,7 @@ async def test_those_who_left_leave_nothing_behind(kind: Kind) -> None:
 @pytest.mark.parametrize("slots", [1, 3])
 async def test_an_idle_batch_does_nothing(kind: Kind, slots: int) -> None:
     handler = Stepper(kind)
-    batcher = of(handler, kind, max_concurrent_batches=slots, max_batch_size=1)
-    async with batcher as call:
+    async with of(handler, kind, max_concurrent_batches=slots, max_batch_size=1) as call:
         for _ in range(2):
             await settle()
             with watched() as activity:

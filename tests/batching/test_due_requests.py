@@ -167,8 +167,7 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
 
 async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() -> None:
     handler = Slow(1)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True)
-    async with batcher as call:
+    async with shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True) as call:
         with anyio.fail_after(10):
             assert await call("due") == "due"
     assert handler.reasons == [DispatchReason.DEADLINE]
@@ -176,8 +175,7 @@ async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() ->
 
 async def test_without_the_option_the_scope_only_ends_the_call() -> None:
     handler = Slow(1)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
-    async with batcher as call:
+    async with shoal.Batcher(handler, batch_wait_timeout_s=60) as call:
         with anyio.move_on_after(10) as scope:
             await call("due")
         assert scope.cancelled_caught

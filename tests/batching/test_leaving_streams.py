@@ -10,7 +10,7 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Reader, Steps, read_all, settle
+from batching.scenes import LEFT, PENDING, Reader, Steps, read_all, settle, using
 from shoal.core.request import State
 
 
@@ -212,8 +212,7 @@ async def test_a_dropped_stream_that_waits_in_the_queue_leaves_it(steps: Steps) 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
 async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch(steps: Steps) -> None:
-    batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)) as (call, tasks):
         dropped = await call("a").__aenter__()
         (reader,) = await read_all(tasks, call("b"))
         for number in range(3):

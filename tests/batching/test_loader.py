@@ -125,8 +125,7 @@ async def test_a_key_says_which_items_are_equal(recorder):
 
 
 async def test_a_call_that_cannot_be_made_fails_each_item():
-    batcher = shoal.Batcher(Recorder())
-    async with batcher as call:
+    async with shoal.Batcher(Recorder()) as call:
         loader = shoal.Loader(call)
         assert await loader.load(1) == 1
     errors = await loader.load_many([1, 2, 3])

@@ -592,8 +592,7 @@ async def test_a_request_tells_about_itself(kind: Kind) -> None:
             assert repr(request.item) in repr(request)
             await kind.answer(request, known)
 
-    batcher = of(handler, kind, priority_levels=3, max_batch_size=9, batch_size_fn=float)
-    async with batcher as call:
+    async with of(handler, kind, priority_levels=3, max_batch_size=9, batch_size_fn=float) as call:
         assert await kind.ask(call, 2) == (None, 2, 2.0, None)
         call_options = call.options(priority=1, timeout_s=5, metadata={"who": "me"})
         assert await kind.ask(call_options, 3) == ("me", 1, 3.0, pytest.approx(5))

@@ -148,8 +148,7 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
     async def handler(text: list[str], size: list[int], fast: Any = True) -> list[str]:
         return text
 
-    batcher = shoal.Batcher(handler, max_batch_size=4, batch_size_fn=cost)
-    async with batcher as call:
+    async with shoal.Batcher(handler, max_batch_size=4, batch_size_fn=cost) as call:
         assert await call(size=3, text="a") == "a"
         assert await call("b", 4, fast=False) == "b"
         with pytest.raises(shoal.errors.ItemTooLarge):

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up
+from batching.scenes import line_up, using
 from batching.sharing_scenes import A_MINUTE, WHOLE, opened, read, sharing
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.errors import DeadlineExceeded, SlowReader
@@ -112,8 +112,7 @@ async def test_requests_of_open_batches_are_shared(fill, streams):
             else:
                 request.finish(("result", request.item))
 
-    batcher = opened(handler, fill=fill, streams=streams)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(opened(handler, fill=fill, streams=streams)) as (call, tasks):
         make = partial(read, call) if streams else call
         callers = await line_up(tasks, make("a"), make("a"), make("b"))
     assert sorted(items) == ["a", "b"]

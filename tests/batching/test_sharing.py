@@ -245,8 +245,7 @@ async def test_a_handler_that_calls_itself_does_not_wait_for_itself():
             return [await call(items[0])]
         return items
 
-    batcher = opened(handler, max_concurrent_batches=5)
-    async with batcher as call:
+    async with opened(handler, max_concurrent_batches=5) as call:
         assert await call(7) == 7
     assert len(depths) == 3
 
@@ -358,8 +357,7 @@ async def test_a_cache_shares_requests_as_well():
 
 
 async def test_a_hit_is_a_checkpoint():
-    batcher = opened(Second().results, cache=OF_TWO)
-    async with batcher as call:
+    async with opened(Second().results, cache=OF_TWO) as call:
         await call("a")
         with anyio.CancelScope() as scope:
             scope.cancel()

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
+from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle, using
 
 ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
 BY_ROWS: dict[str, Any] = {
@@ -93,8 +93,7 @@ async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
             raise ZeroDivisionError
         return items
 
-    batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)) as (call, tasks):
         (before,) = await line_up(tasks, call([1]))
         (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
         await settle()
@@ -106,8 +105,7 @@ async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
 
 async def test_tx4_the_error_of_a_first_part_ends_its_call_and_drops_the_others():
     handler = Recorder(lambda rows: ZeroDivisionError() if rows == [2, 3, 4] else rows)
-    batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)) as (call, tasks):
         (before,) = await line_up(tasks, call([1]))
         (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
         await settle()
