@@ -29,9 +29,8 @@ async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         callers = await launch(tasks, *map(call, range(3)))
-        started = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
     assert [caller.outcome for caller in callers] == [0, 1, 2]
     assert recorder.batches == [[0, 1], [2]]
     assert counts == shoal.statistics.ClosingCounts(finished=1, failed=0, cancelled=0)
@@ -74,9 +73,8 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         callers = await launch(tasks, *map(call, range(5)))
-        started = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() - started == pytest.approx(grace_s)
+        assert anyio.current_time() == pytest.approx(grace_s)
     errors = [caller.outcome for caller in callers]
     assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 5
     assert len(set(map(id, errors))) == 5
@@ -228,12 +226,11 @@ async def test_what_runs_and_can_not_be_cancelled_is_answered_even_with_a_budget
     batcher = shoal.Batcher(stubborn, max_batch_size=1, graceful_shutdown_timeout_s=0)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(1), call(2))
-        began = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() - began == pytest.approx(7)
+        assert anyio.current_time() == pytest.approx(7)
     assert callers[0].outcome == 1
     assert isinstance(callers[1].outcome, shoal.errors.BatcherClosed)
-    assert callers[1].ended_at == pytest.approx(began)
+    assert callers[1].ended_at == pytest.approx(0)
     assert counts == shoal.statistics.ClosingCounts(1, 1, 0)
 
 

@@ -69,12 +69,11 @@ async def test_a_new_window_counts_from_the_arrival(held: Held) -> None:
         await line_up(tasks, call("plug"))
         batcher.flush()
         await settle()
-        started = anyio.current_time()
         await line_up(tasks, call(1))
         await anyio.sleep(4)
         batcher.configure(idle_timeout_s=6, batch_wait_timeout_s=0)
         held.gate.set()
-    assert held.started_at[1:] == [pytest.approx(started + 6)]
+    assert held.started_at[1:] == [pytest.approx(6)]
 
 
 async def test_what_is_too_large_under_the_new_options_fails_alone(held: Held) -> None:
@@ -103,15 +102,14 @@ async def test_who_is_parked_is_admitted_by_the_new_bound_in_order(held: Held) -
 async def test_wishes_are_kept_when_the_options_change(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=2)
     async with plugged(held, batcher) as (call, tasks):
-        started = anyio.current_time()
         (late,) = await line_up(tasks, call.options(timeout_s=5)("late"))
         (bored,) = await line_up(tasks, call.options(queue_timeout_s=3)("bored"))
         await line_up(tasks, call.options(priority=2)("low"), call.options(priority=1)("high"))
         batcher.configure(bucket_by=lambda item: None, order="deadline")
         await anyio.sleep(6)
         assert [late.ended_at, bored.ended_at] == [
-            pytest.approx(started + 5),
-            pytest.approx(started + 3),
+            pytest.approx(5),
+            pytest.approx(3),
         ]
     assert held.batches == [["plug"], ["high"], ["low"]]
 

@@ -81,9 +81,8 @@ async def test_callers_who_call_again_at_once_take_their_places_before_the_next_
 async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind: Kind) -> None:
     handler = Stepper(kind)
     async with of(handler, kind) as call:
-        started = anyio.current_time()
         await kind.ask(call, ("a", 3))
-        assert anyio.current_time() - started == pytest.approx(3)
+        assert anyio.current_time() == pytest.approx(3)
         await anyio.sleep(100)
         assert len(handler.steps) == 3
         await kind.ask(call, ("b", 1))
@@ -593,10 +592,9 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
         async for request in batch:
             while not request.cancelled:
                 await request.send(1)
-            ended_at.append(anyio.current_time() - started)
+            ended_at.append(anyio.current_time())
 
     ended_at: list[float] = []
-    started = anyio.current_time()
     batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
     async with batcher as call, call.options(timeout_s=5)(0) as stream:
         await anyio.sleep(6)

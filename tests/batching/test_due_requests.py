@@ -82,12 +82,11 @@ async def test_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -
     handler = Slow(1)
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         callers = await line_up(tasks, call("no deadline"))
         await anyio.sleep(2)
         callers += await line_up(tasks, call.options(timeout_s=8)("due"))
     assert handler.batches == [["no deadline", "due"]]
-    assert handler.started_at == [pytest.approx(started + 2 + 4)]
+    assert handler.started_at == [pytest.approx(2 + 4)]
     assert handler.reasons == [DispatchReason.DEADLINE]
     assert [caller.outcome for caller in callers] == ["no deadline", "due"]
     assert batcher.statistics().batches[DispatchReason.DEADLINE] == 1
@@ -132,12 +131,11 @@ async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_
         priority_levels=2,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         (urgent,) = await line_up(tasks, call.options(priority=2, timeout_s=10)(3))
         await line_up(tasks, call.options(priority=1)(2))
     assert urgent.outcome == 3
     assert handler.batches == [[2, 3]]
-    assert handler.started_at == [pytest.approx(started + 5)]
+    assert handler.started_at == [pytest.approx(5)]
 
 
 async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> None:
@@ -154,12 +152,11 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     handler = Slow(0)
     async with using(shoal.Batcher(handler, batch_wait_timeout_s=60)) as (call, tasks):
-        started = anyio.current_time()
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
         urgent.leave()
     assert handler.batches == [["patient"]]
-    assert handler.started_at == [pytest.approx(started + 60)]
+    assert handler.started_at == [pytest.approx(60)]
 
 
 # use_scope_deadline

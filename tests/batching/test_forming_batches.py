@@ -14,20 +14,18 @@ from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
 async def test_a_full_batch_leaves_at_once(recorder: Recorder) -> None:
     async with shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=100) as call:
-        started = anyio.current_time()
         assert await call.map(range(6)) == list(range(6))
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
     assert recorder.batches == [[0, 1, 2], [3, 4, 5]]
 
 
 async def test_the_wait_is_counted_from_the_arrival_of_the_oldest(recorder: Recorder) -> None:
     async with using(shoal.Batcher(recorder, batch_wait_timeout_s=10)) as (call, tasks):
-        started = anyio.current_time()
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(4)
         assert recorder.batches == [[0, 1, 2]]
-    assert recorder.started_at[0] - started == pytest.approx(10)
+    assert recorder.started_at[0] == pytest.approx(10)
 
 
 async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next(recorder: Recorder) -> None:
@@ -70,9 +68,8 @@ async def test_the_time_behind_a_busy_slot_counts_for_the_wait(busy_s: float, he
 
 async def test_a_wait_of_0_takes_what_is_there_after_one_pass_of_the_scheduler(recorder):
     async with shoal.Batcher(recorder, batch_wait_timeout_s=0) as call:
-        started = anyio.current_time()
         await outcomes(*map(call, range(7)))
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
     assert [sorted(batch) for batch in recorder.batches] == [list(range(7))]
 
 
@@ -141,9 +138,8 @@ async def test_a_flush_of_nothing_is_not_kept_for_later(recorder: Recorder) -> N
     async with batcher as call:
         batcher.flush()
         await settle()
-        started = anyio.current_time()
         await call(0)
-    assert recorder.started_at[0] - started == pytest.approx(10)
+    assert recorder.started_at[0] == pytest.approx(10)
 
 
 async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one(held: Held) -> None:
@@ -261,9 +257,8 @@ async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill(recor
         recorder, max_batch_size=2, max_concurrent_batches=None, batch_wait_timeout_s=3
     )
     async with batcher as call:
-        began = anyio.current_time()
         await outcomes(*map(call, range(3)))
-        assert anyio.current_time() == began + 3
+        assert anyio.current_time() == 3
     assert sorted(map(len, recorder.batches)) == [1, 2]
 
 

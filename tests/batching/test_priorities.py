@@ -148,11 +148,10 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
     options: Any = {"max_batch_size": 1, "default_queue_policy": policy}
     batcher = shoal.Batcher(held, **options)
     async with plugged(held, batcher) as (call, tasks):
-        started = anyio.current_time()
         (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s, timeout_s=deadline_s)
         await anyio.sleep(9)
         assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
-        assert caller.ended_at == pytest.approx(started + ends_at)
+        assert caller.ended_at == pytest.approx(ends_at)
         statistics = batcher.statistics()
         assert (statistics.expired, statistics.cancelled, statistics.queued) == (1, 0, 0)
     assert held.batches == [["plug"]]
@@ -248,14 +247,13 @@ async def test_each_level_may_have_a_window_of_its_own(recorder: Recorder) -> No
         queue_policies={1: shoal.QueuePolicy(batch_wait_timeout_s=1)},
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(2)
         await put(tasks, call, "high", priority=1)
         await anyio.sleep(3)
         await put(tasks, call, "low 2", priority=2)
     assert recorder.batches == [["high", "low"], ["low 2"]]
-    assert [at - started for at in recorder.started_at] == [pytest.approx(3), pytest.approx(15)]
+    assert recorder.started_at == [pytest.approx(3), pytest.approx(15)]
 
 
 async def test_a_level_without_a_window_only_fills_the_room_of_others(recorder: Recorder) -> None:

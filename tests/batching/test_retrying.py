@@ -59,11 +59,10 @@ async def test_another_error_is_raised_at_once() -> None:
 
 async def test_tries_are_apart_by_the_delay_and_the_last_error_is_raised() -> None:
     stubborn = Stubborn(needed=math.inf)
-    started = anyio.current_time()
     with pytest.raises(shoal.errors.Overloaded, match="refused 3"):
         await shoal.retrying(stubborn, max_time_s=2.5, delay_s=1)()
-    assert stubborn.tried_at == [started, started + 1, started + 2]
-    assert anyio.current_time() == started + 2  # no rest after which there is no try
+    assert stubborn.tried_at == [0, 1, 2]
+    assert anyio.current_time() == 2  # no rest after which there is no try
 
 
 @pytest.mark.parametrize("times", [{"max_time_s": 0}, {"delay_s": math.inf, "max_time_s": 1e9}])
@@ -77,11 +76,10 @@ async def test_the_first_try_is_always_made(times: dict[str, float]) -> None:
 
 async def test_it_tries_about_a_hundred_times_in_ten_milliseconds_by_default() -> None:
     stubborn = Stubborn(needed=math.inf)
-    started = anyio.current_time()
     with pytest.raises(shoal.errors.Overloaded):
         await shoal.retrying(stubborn)()
     assert 99 <= len(stubborn.tried_at) <= 101
-    assert anyio.current_time() - started < 0.010
+    assert anyio.current_time() < 0.010
 
 
 async def test_each_call_has_its_own_time() -> None:

@@ -30,10 +30,9 @@ async def test_a_deadline_ends_a_call_in_a_handler(way: str, held: Held) -> None
     batcher = shoal.Batcher(held, **options)
     async with batcher as call:
         bound = call.options(timeout_s=5) if way == "timeout_s" else call
-        started = anyio.current_time()
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await bound(1)
-        assert anyio.current_time() - started == pytest.approx(5)
+        assert anyio.current_time() == pytest.approx(5)
         await settle()
         assert held.cancelled == [[1]]
     statistics = batcher.statistics()
@@ -54,10 +53,9 @@ async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it
 @pytest.mark.parametrize(("timeout_s", "ends"), [(3, 3), (9, 5)])
 async def test_the_shorter_of_both_limits_wins(timeout_s: float, ends: float) -> None:
     async with shoal.Batcher(Held(), request_timeout_s=5) as call:
-        started = anyio.current_time()
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=timeout_s)(1)
-        assert anyio.current_time() - started == pytest.approx(ends)
+        assert anyio.current_time() == pytest.approx(ends)
 
 
 @pytest.mark.parametrize("options", [{}, {"bucket_by": lambda item: item}], ids=["alike", "keys"])
@@ -132,12 +130,11 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(st
     )
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
-            started = anyio.current_time()
             if streams:
                 ended = await read_all(tasks, call(0), call(1))
             else:
                 ended = await line_up(tasks, call(0), call(1))
-        assert anyio.current_time() - started == pytest.approx(5)
+        assert anyio.current_time() == pytest.approx(5)
         errors = [one.outcome for one in ended]
         assert [type(error) for error in errors] == [shoal.errors.HandlerTimeout] * 2
         assert errors[0] is not errors[1]

@@ -179,10 +179,9 @@ async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_insid
 async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call(recorder):
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=30, request_timeout_s=10)
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         callers = await line_up(tasks, call(1), call(2))
     assert [caller.outcome for caller in callers] == [1, 2]
-    assert [at - started for at in recorder.started_at] == [pytest.approx(5)]
+    assert recorder.started_at == [pytest.approx(5)]
     assert batcher.statistics().batches[shoal.DispatchReason.DEADLINE] == 1
 
 

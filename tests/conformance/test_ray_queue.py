@@ -98,11 +98,10 @@ async def test_ru5_the_number_of_slots_is_checked(number):
 @KINDS
 async def test_ru6_a_batch_of_one_does_not_wait(kind):
     async with serving(kind, echo, max_batch_size=1, batch_wait_timeout_s=1000) as call:
-        started = anyio.current_time()
         assert await call("hi") == "hi"
         with pytest.raises(ZeroDivisionError):
             await call("raise")
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
 
 
 async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch():
@@ -121,9 +120,8 @@ async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch():
 
 async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch():
     async with serving("function", echo, max_batch_size=2, batch_wait_timeout_s=10_000) as call:
-        started = anyio.current_time()
         assert await outcomes(*map(call, range(10))) == list(range(10))
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
 
 
 @KINDS
@@ -213,13 +211,12 @@ async def test_ru15_the_setters_change_the_next_batch(kind):
         call.set_batch_wait_timeout_s(15_000)
         options = call.batcher.options
         assert (options.max_batch_size, options.batch_wait_timeout_s) == (3, 15_000)
-        started = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             callers = await line_up(tasks, call(1), call(2))
             await settle()
             assert [caller.outcome for caller in callers] == [PENDING] * 2
             assert await call(3) == 3
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
 
 
 def total(items: list[int]) -> int:
@@ -237,9 +234,8 @@ async def test_ru22_items_that_do_not_fit_together_make_two_batches(size_functio
 
     options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
     async with serving("function", noted, batch_size_fn=size_function, **options) as call:
-        started = anyio.current_time()
         assert await outcomes(call(6), call(6)) == [6, 6]
-        assert anyio.current_time() - started <= 1
+        assert anyio.current_time() <= 1
     assert batches == [[6], [6]]
 
 

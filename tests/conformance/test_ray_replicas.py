@@ -287,10 +287,9 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service():
 
 async def test_rc14_a_call_whose_handler_hangs_times_out():
     async with served(Held()) as handle:
-        started = anyio.current_time()
         with pytest.raises(TimeoutError):
             await handle.options(timeout_s=0.1).call(1)
-        assert anyio.current_time() - started == pytest.approx(0.1)
+        assert anyio.current_time() == pytest.approx(0.1)
 
 
 async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(held):
@@ -341,10 +340,9 @@ async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_serv
     async with Controller() as controller:
         inner = await service(controller, "inner", code)
         outer = await service(controller, "outer", Passing(inner))
-        started = anyio.current_time()
         assert await outer.options(timeout_s=7).call(1) == 1
         assert await outer.call(2) == 2
-    assert deadlines == [pytest.approx(started + 7), None]
+    assert deadlines == [pytest.approx(7), None]
 
 
 async def test_rc19_what_times_out_in_line_never_reaches_the_handler(held):
@@ -419,9 +417,8 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget():
         async with anyio.create_task_group() as tasks:
             (caller,) = await line_up(tasks, handle.call(1))
             await settle()
-            started = anyio.current_time()
             await controller.shutdown()
-            assert anyio.current_time() - started == pytest.approx(1)
+            assert anyio.current_time() == pytest.approx(1)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert steps == ["it ran", "it closed"]
 
@@ -431,8 +428,7 @@ async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_comp
         async with served(held, graceful_shutdown_timeout_s=0.05) as handle:
             (caller,) = await line_up(tasks, handle.call(1))
             await settle()
-            started = anyio.current_time()
-        assert anyio.current_time() - started == pytest.approx(0.05)
+        assert anyio.current_time() == pytest.approx(0.05)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert held.cancelled == [[1]]
 
@@ -462,9 +458,8 @@ async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check():
     async with Controller() as controller:
         handle = await service(controller, "b", Recorder(), health_check_period_s=10)
         await handle.call(1)
-        started = anyio.current_time()
         await controller.shutdown()
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
 
 
 async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls():

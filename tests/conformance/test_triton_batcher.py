@@ -158,9 +158,8 @@ async def test_tr12_to_tr15_calls_that_want_other_outputs_share_a_batch_and_get_
 
     options = {"max_batch_size": 8, "preferred_batch_sizes": (2, 6), "batch_wait_timeout_s": 10}
     async with shoal.Batcher(model, **options) as call:
-        started = anyio.current_time()
         answers = await outcomes_in_order(call(Ask(10, first)), call(Ask(20, second)))
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
     every = {"output0": 1, "output1": -1}
     assert [list(answer.items()) for answer in answers] == [
         [(name, 10 + every[name]) for name in first],

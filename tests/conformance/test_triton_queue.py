@@ -48,15 +48,14 @@ async def test_tq3_what_waits_for_too_long_is_rejected_and_counted(recorder):
         default_queue_policy=shoal.QueuePolicy(timeout_s=0.1),
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         (late,) = await line_up(tasks, call(1))
         await anyio.sleep(0.2)
         others = await line_up(tasks, call(1), call(2), call(1))
     assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
     assert "waited in the queue for longer than its timeout" in str(late.outcome)
-    assert late.ended_at == pytest.approx(started + 0.1)
+    assert late.ended_at == pytest.approx(0.1)
     assert [caller.outcome for caller in others] == [1, 2, 1]
-    assert [caller.ended_at for caller in others] == [pytest.approx(started + 0.2)] * 3
+    assert [caller.ended_at for caller in others] == [pytest.approx(0.2)] * 3
     assert recorder.batches == [[1, 2, 1]]
     statistics = batcher.statistics()
     assert (statistics.expired, statistics.rejected, statistics.finished) == (1, 0, 3)

@@ -69,10 +69,9 @@ class Waiting:
 
 
 async def test_a_start_that_takes_too_long_is_given_up_in_time():
-    began = anyio.current_time()
     error = await failed_start(replica_of(Waiting(warm_up_s=61), start_timeout_s=60))
     assert str(error) == "embed#3 was not ready within 60 s (start_timeout_s)"
-    assert anyio.current_time() == began + 60
+    assert anyio.current_time() == 60
 
 
 async def test_without_a_time_out_a_start_takes_what_it_takes():

@@ -85,10 +85,9 @@ async def test_a_batch_is_answered_once():
 async def test_a_batch_that_is_not_there_is_not_waited_for_for_ever():
     handler: ScriptedHandler[int, int] = ScriptedHandler(patience_s=5)
     async with shoal.Batcher(handler):
-        started = anyio.current_time()
         with pytest.raises(AssertionError, match=r"arrived within 5 s, after 0 earlier ones$"):
             await handler.next_batch()
-        assert anyio.current_time() - started == 5
+        assert anyio.current_time() == 5
 
 
 async def test_who_may_hold_the_slot_is_said_where_the_next_batch_does_not_come():
@@ -119,9 +118,8 @@ async def test_a_batch_that_should_not_be_there_is_seen():
 async def test_a_batch_that_is_not_answered_fails_its_callers_instead_of_hanging():
     handler: ScriptedHandler[int, int] = ScriptedHandler()
     async with shoal.Batcher(handler) as call:
-        started = anyio.current_time()
         error = await outcome(call(1))
-        assert anyio.current_time() - started == 60
+        assert anyio.current_time() == 60
     assert isinstance(error, AssertionError)
     assert str(error) == "the test did not answer the batch of [1] within 60.0 s"
 

@@ -301,11 +301,10 @@ async def test_a_client_that_does_not_read_is_not_read_from_and_then_left(held):
         socket.say(id=0, item=1)
         for number in range(1, 8_000):
             socket.say(id=number, item="rubbish")
-        began = anyio.current_time()
         await settle()
         assert len(socket.unread) > 5_000
         await socket.returned.wait()
-        assert anyio.current_time() == pytest.approx(began + 5)
+        assert anyio.current_time() == pytest.approx(5)
         assert (held.batches, held.cancelled) == ([[1]], 1)
 
 
