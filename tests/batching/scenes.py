@@ -100,12 +100,17 @@ async def outcome(awaitable: Awaitable[Any]) -> Any:
 
 
 class Recorder:
-    """An async handler that answers at once and notes its batches."""
+    """An async handler that answers at once, and notes its batches, when they start and why."""
 
     def __init__(self, answer: Callable[[Any], Any] = lambda item: item) -> None:
         self.batches: list[list[Any]] = []
         self.started_at: list[float] = []
+        self.reasons: list[shoal.DispatchReason] = []
         self.answer = answer
+
+    @property
+    def starts(self) -> list[float]:
+        return [round(at, 6) for at in self.started_at]
 
     async def __call__(self, items: list[Any]) -> list[Any]:
         self.note(items)
@@ -114,25 +119,19 @@ class Recorder:
     def note(self, items: list[Any]) -> None:
         self.batches.append(list(items))
         self.started_at.append(anyio.current_time())
+        self.reasons.append(shoal.current_batch().reason)
 
 
 class Refusing(Recorder):
     """A handler that raises each of some errors, or runs for a while where there is none."""
 
-    def __init__(self, errors: Iterable[Exception | None], run_s: float = 0.0) -> None:
+    def __init__(self, errors: Iterable[Exception | None] = (), run_s: float = 0.0) -> None:
         super().__init__()
         self.errors = iter(errors)
         self.run_s = run_s
-        self.began_at = anyio.current_time()
-        self.reasons: list[str] = []
-
-    @property
-    def starts(self) -> list[float]:
-        return [round(at - self.began_at, 6) for at in self.started_at]
 
     async def __call__(self, items: list[Any]) -> list[Any]:
         self.note(items)
-        self.reasons.append(shoal.current_batch().reason.value)
         error = next(self.errors, None)
         await anyio.sleep(self.run_s)
         if error is not None:

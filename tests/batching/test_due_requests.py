@@ -12,15 +12,13 @@ from shoal import DispatchReason
 
 
 class Slow(Recorder):
-    """A handler that takes its time, and notes why each batch came."""
+    """A handler that takes its time."""
 
     def __init__(self, run_s: Any) -> None:
         super().__init__()
         self.run_s = run_s
-        self.reasons: list[DispatchReason] = []
 
     async def __call__(self, items: list[Any]) -> list[Any]:
-        self.reasons.append(shoal.current_batch().reason)
         self.note(items)
         await anyio.sleep(self.run_s(len(items)) if callable(self.run_s) else self.run_s)
         return items

@@ -24,23 +24,6 @@ from shoal import BatchOptions, DispatchReason, Request
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 
 
-class Noted(Recorder):
-    """A handler that notes why and when each batch came, in seconds since it was made."""
-
-    def __init__(self, answer: Any = lambda item: item) -> None:
-        super().__init__(answer)
-        self.reasons: list[DispatchReason] = []
-        self._made_at = anyio.current_time()
-
-    def note(self, items: list[Any]) -> None:
-        super().note(items)
-        self.reasons.append(shoal.current_batch().reason)
-
-    @property
-    def ran_at(self) -> list[float]:
-        return [round(at - self._made_at, 6) for at in self.started_at]
-
-
 def by_tens(item: int) -> int:
     return item // 10
 
@@ -52,27 +35,25 @@ def itself(item: Any) -> Any:
 # idle_timeout_s
 
 
-async def test_the_wait_ends_when_nobody_came_for_the_idle_time() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=9, idle_timeout_s=2)
+async def test_the_wait_ends_when_nobody_came_for_the_idle_time(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=9, idle_timeout_s=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
-    assert (handler.batches, handler.ran_at) == ([[0, 1, 2]], [5])
-    assert handler.reasons == [DispatchReason.IDLE]
+    assert (recorder.batches, recorder.starts) == ([[0, 1, 2]], [5])
+    assert recorder.reasons == [DispatchReason.IDLE]
     assert batcher.statistics().batches[DispatchReason.IDLE] == 1
 
 
-async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, idle_timeout_s=2, batch_wait_timeout_s=4)
+async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, idle_timeout_s=2, batch_wait_timeout_s=4)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(4):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
-    assert (handler.batches, handler.ran_at) == ([[0, 1, 2], [3]], [4, 6.5])
-    assert handler.reasons == [DispatchReason.TIMER, DispatchReason.IDLE]
+    assert (recorder.batches, recorder.starts) == ([[0, 1, 2], [3]], [4, 6.5])
+    assert recorder.reasons == [DispatchReason.TIMER, DispatchReason.IDLE]
 
 
 async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again(held):
@@ -87,16 +68,15 @@ async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for
     assert held.started_at[1] == freed
 
 
-async def test_each_bucket_has_its_own_idle_time() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=9, idle_timeout_s=2, bucket_by=by_tens)
+async def test_each_bucket_has_its_own_idle_time(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=9, idle_timeout_s=2, bucket_by=by_tens)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await anyio.sleep(1)
         await line_up(tasks, call(11))
         await anyio.sleep(0.5)
         await line_up(tasks, call(2))
-    assert (handler.batches, handler.ran_at) == ([[11], [1, 2]], [3, 3.5])
+    assert (recorder.batches, recorder.starts) == ([[11], [1, 2]], [3, 3.5])
 
 
 # batch_size_fn
@@ -111,28 +91,28 @@ async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it(recorder: 
     assert recorder.batches == [[6], [5, 4], [3, 7], [1]]
 
 
-async def test_a_batch_is_full_at_its_number_of_requests_or_at_its_cost() -> None:
-    handler = Noted()
+async def test_a_batch_is_full_at_its_number_of_requests_or_at_its_cost(recorder: Recorder) -> None:
     batcher = shoal.Batcher(
-        handler, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
+        recorder, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
     )
     async with batcher as call:
         await outcomes_in_order(*map(call, [1, 1, 1, 8, 2, 1, 9, 2]))
         with pytest.raises(shoal.errors.ItemTooLarge, match=r"max_batch_cost=10"):
             await call(11)
-    assert handler.batches == [[1, 1, 1], [8, 2], [1, 9], [2]]
-    assert handler.reasons == [DispatchReason.FULL] * 3 + [DispatchReason.TIMER]
+    assert recorder.batches == [[1, 1, 1], [8, 2], [1, 9], [2]]
+    assert recorder.reasons == [DispatchReason.FULL] * 3 + [DispatchReason.TIMER]
 
 
-async def test_costs_may_be_fractions_or_nothing() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself)
+async def test_costs_may_be_fractions_or_nothing(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(
+        recorder, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself
+    )
     async with batcher as call:
         await outcomes_in_order(*map(call, [0, 0.5, 0, 0.25, 0.25]))
         await outcomes_in_order(*map(call, [0.75, 0, 0.5]))
         await outcomes_in_order(*map(call, [0, 0]))
-    assert handler.batches == [[0, 0.5, 0, 0.25, 0.25], [0.75, 0], [0.5], [0, 0]]
-    assert handler.reasons == [
+    assert recorder.batches == [[0, 0.5, 0, 0.25, 0.25], [0.75, 0], [0.5], [0, 0]]
+    assert recorder.reasons == [
         *(DispatchReason.FULL, DispatchReason.FULL),
         *(DispatchReason.TIMER, DispatchReason.TIMER),
     ]
@@ -201,15 +181,14 @@ async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_
     assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
 
 
-async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=5, bucket_by=by_tens)
+async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait(recorder):
+    batcher = shoal.Batcher(recorder, max_batch_size=2, batch_wait_timeout_s=5, bucket_by=by_tens)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await anyio.sleep(1)
         await line_up(tasks, call(11), call(12))
-    assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
-    assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
+    assert (recorder.batches, recorder.starts) == ([[11, 12], [1]], [1, 5])
+    assert recorder.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
 
 
 # allowed_batch_sizes, padding and pad
@@ -264,16 +243,15 @@ async def test_streams_are_padded_too() -> None:
     assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]
 
 
-async def test_padding_down_leaves_the_rest_first_in_the_queue() -> None:
-    handler = Noted()
+async def test_padding_down_leaves_the_rest_first_in_the_queue(recorder: Recorder) -> None:
     options: Any = {"allowed_batch_sizes": (1, 2, 4, 8), "padding": "down"}
-    batcher = shoal.Batcher(handler, max_batch_size=8, batch_wait_timeout_s=3, **options)
+    batcher = shoal.Batcher(recorder, max_batch_size=8, batch_wait_timeout_s=3, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(1)
     # The last of them came at 2 s, and its own window ends 3 s after that.
-    assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [3, 5])
+    assert (recorder.batches, recorder.starts) == ([[0, 1], [2]], [3, 5])
 
 
 async def test_what_is_below_the_smallest_allowed_size_is_padded_up_even_by_down(recorder):

@@ -140,7 +140,7 @@ async def test_a_request_whose_time_ends_first_fails(way: str, run_s: float) -> 
         late, other = await launch(tasks, call.options(**{way: 4})(0), call(1))
         await anyio.sleep(5)
         assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
-        assert late.ended_at == pytest.approx(handler.began_at + 4)
+        assert late.ended_at == pytest.approx(4)
         assert other.outcome is PENDING
         assert len(batcher._session._intake.former.overdue.timers) == 0
     assert handler.batches == [[0, 1], [1]]
@@ -152,7 +152,7 @@ async def test_a_queue_timeout_that_ended_in_the_handler_fails_a_request_that_co
     batcher = shoal.Batcher(handler, default_queue_policy=policy)
     async with batcher as call:
         assert isinstance(await outcome(call(0)), shoal.errors.DeadlineExceeded)
-        assert anyio.current_time() - handler.began_at == pytest.approx(3)
+        assert anyio.current_time() == pytest.approx(3)
         statistics = batcher.statistics()
     assert (statistics.expired, statistics.queued) == (1, 0)
 
@@ -285,7 +285,7 @@ async def test_closing_waits_for_the_pause_but_no_longer_than_it_may(graceful_s:
         assert caller.outcome == 0
     else:
         assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
-    assert anyio.current_time() - handler.began_at == pytest.approx(min(graceful_s, 10))
+    assert anyio.current_time() == pytest.approx(min(graceful_s, 10))
 
 
 async def test_a_handler_that_always_raises_does_not_keep_a_batcher_from_closing() -> None:
@@ -295,7 +295,7 @@ async def test_a_handler_that_always_raises_does_not_keep_a_batcher_from_closing
         (caller,) = await launch(tasks, call(0))
         await batcher.aclose()
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
-    assert anyio.current_time() - handler.began_at == pytest.approx(3)
+    assert anyio.current_time() == pytest.approx(3)
 
 
 @pytest.mark.parametrize("in_closing", [True, False])

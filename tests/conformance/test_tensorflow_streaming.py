@@ -23,7 +23,7 @@ class Streaming:
 
     Attributes:
         batches: The tasks of each batch, in the order in which the batches were started.
-        closed_at: When each batch was closed, in seconds since the handler was made.
+        closed_at: When each batch was closed.
         reasons: Why each batch was closed.
         gate: If set to an event, no batch ends before it.
     """
@@ -34,7 +34,6 @@ class Streaming:
         self.reasons: list[shoal.DispatchReason] = []
         self.gate: anyio.Event | None = None
         self._at_once = when == "as they come"
-        self._made_at = anyio.current_time()
 
     async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
         tasks: list[int] = []
@@ -43,7 +42,7 @@ class Streaming:
             tasks.append(request.item)
             if self._at_once:
                 request.finish(request.item)
-        self.closed_at.append(round(anyio.current_time() - self._made_at, 6))
+        self.closed_at.append(round(anyio.current_time(), 6))
         self.reasons.append(batch.reason)
         if self.gate is not None:
             await self.gate.wait()
