@@ -1,7 +1,5 @@
 """A client without a controller: it keeps what it is told, and answers calls by plain functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio
