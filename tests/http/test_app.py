@@ -24,6 +24,12 @@ from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
+
+@pytest.fixture
+def doubling():
+    return app_of(double)
+
+
 real_time = pytest.mark.real_time
 
 
@@ -304,11 +310,10 @@ async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     ("given", "is_kept"),
     [("abc-1.2_3:4", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("", False)],
 )
-async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_kept):
-    app = app_of(double)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1, headers=[("x-request-id", given)])
-        other = await ask(app, "/x", 1, headers=[("x-request-id", given)])
+async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_kept, doubling):
+    async with doubling.lifespan():
+        answer = await ask(doubling, "/x", 1, headers=[("x-request-id", given)])
+        other = await ask(doubling, "/x", 1, headers=[("x-request-id", given)])
     assert (answer.headers["x-request-id"] == given) is is_kept
     assert (answer.headers["x-request-id"] == other.headers["x-request-id"]) is is_kept
 
@@ -433,42 +438,38 @@ def test_a_batched_function_has_one_endpoint():
         app.endpoint("/b", name="b")(batched)
 
 
-async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
-    app = app_of(double)
-    answer = await ask(app, "/x", 1)
+async def test_a_call_before_the_lifespan_is_told_which_line_opens_it(doubling):
+    answer = await ask(doubling, "/x", 1)
     assert answer.status == 503
     assert "lifespan=app.lifespan" in answer.json()["detail"]
 
 
 @real_time
-async def test_a_call_in_another_event_loop_is_a_503():
-    app = app_of(double)
-    async with app.lifespan():
-        answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(app, "/x", 1)))
+async def test_a_call_in_another_event_loop_is_a_503(doubling):
+    async with doubling.lifespan():
+        answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(doubling, "/x", 1)))
     assert answer.status == 503
 
 
-async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
-    app = app_of(double)
+async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped(doubling):
     with pytest.raises(KeyError, match="mine"):
-        async with app.lifespan():
+        async with doubling.lifespan():
             raise KeyError("mine")
 
 
 @real_time
-async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog):
+async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog, doubling):
     class Broken(Scaled):
         def __init__(self):
             raise FileNotFoundError("weights.npz")
 
-    app = app_of(double)
-    app.endpoint("/broken")(Broken)
+    doubling.endpoint("/broken")(Broken)
     with pytest.raises(FileNotFoundError) as raised:
-        async with app.lifespan():
+        async with doubling.lifespan():
             pytest.fail("opened")
     assert "/broken could not be opened" in raised.value.__notes__[0]
-    assert (await ask(app, "/x", 1)).status == 503
-    lifespan = AppLifespan(app)
+    assert (await ask(doubling, "/x", 1)).status == 503
+    lifespan = AppLifespan(doubling)
     await lifespan.run()
     assert "/broken could not be opened" in str(lifespan.failure)
     assert "weights.npz" in str(lifespan.failure)
@@ -511,7 +512,7 @@ class Bug(BaseException):
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
-async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
+async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug, doubling):
     dispatch = ClosedSlots._dispatch
 
     def breaking(slots, *given):
@@ -520,31 +521,29 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
         return dispatch(slots, *given)
 
     monkeypatch.setattr(ClosedSlots, "_dispatch", breaking)
-    app = app_of(double)
-    app.endpoint("/broken", name="broken", max_batch_size=7)(double)
-    async with app.lifespan():
-        assert (await ask(app, "/-/readyz", method="GET")).status == 200
-        assert (await ask(app, "/broken", 1)).status == 503
+    doubling.endpoint("/broken", name="broken", max_batch_size=7)(double)
+    async with doubling.lifespan():
+        assert (await ask(doubling, "/-/readyz", method="GET")).status == 200
+        assert (await ask(doubling, "/broken", 1)).status == 503
         await settle()
-        assert (await ask(app, "/broken", 1)).json()["type"] == "urn:shoal:problem:closed"
-        assert (await ask(app, "/x", 1)).json() == 2
-        ready = await ask(app, "/-/readyz", method="GET")
+        assert (await ask(doubling, "/broken", 1)).json()["type"] == "urn:shoal:problem:closed"
+        assert (await ask(doubling, "/x", 1)).json() == 2
+        ready = await ask(doubling, "/-/readyz", method="GET")
         assert (ready.status, ready.json()["status"]) == (503, "not ready: broken")
         assert ready.json()["endpoints"]["broken"]["failure"] == type(bug).__name__
         assert ready.json()["endpoints"]["double"]["alive"]
-        assert (await ask(app, "/-/healthz", method="GET")).status == 200
+        assert (await ask(doubling, "/-/healthz", method="GET")).status == 200
     assert "the batcher of broken broke" in caplog.text
 
 
-async def test_the_health_routes_say_what_is_there(caplog):
-    app = app_of(double)
-    app.endpoint("/s", methods=("POST", "PUT"))(counted)
-    app.mount("/static", PlainTextResponse("mounted"))
-    assert (await ask(app, "/-/healthz", method="GET")).json() == {"status": "alive"}
-    ready = await ask(app, "/-/readyz", method="GET")
+async def test_the_health_routes_say_what_is_there(caplog, doubling):
+    doubling.endpoint("/s", methods=("POST", "PUT"))(counted)
+    doubling.mount("/static", PlainTextResponse("mounted"))
+    assert (await ask(doubling, "/-/healthz", method="GET")).json() == {"status": "alive"}
+    ready = await ask(doubling, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "not open")
-    async with app.lifespan():
-        ready = await ask(app, "/-/readyz", method="GET")
+    async with doubling.lifespan():
+        ready = await ask(doubling, "/-/readyz", method="GET")
         assert ready.status == 200
         assert ready.json()["endpoints"]["double"] == {
             "path": "/x",
@@ -554,9 +553,9 @@ async def test_the_health_routes_say_what_is_there(caplog):
             "running": 0,
             "backends": {"double": "ready"},
         }
-    ready = await ask(app, "/-/readyz", method="GET")
+    ready = await ask(doubling, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "closed")
-    routes = (await ask(app, "/-/routes", method="GET")).json()
+    routes = (await ask(doubling, "/-/routes", method="GET")).json()
     assert routes["mounts"] == ["/static"]
     assert routes["endpoints"][1] == {
         "path": "/s",
@@ -565,7 +564,7 @@ async def test_the_health_routes_say_what_is_there(caplog):
         "takes": "json",
         "streams": True,
     }
-    assert (await ask(app, "/-/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
+    assert (await ask(doubling, "/-/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
 
 
 async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it(app):
@@ -589,42 +588,39 @@ def where(name):
 
 
 @pytest.mark.parametrize("root", ["", "/api"])
-async def test_what_is_mounted_answers_the_rest(root):
-    app = app_of(double)
-    app.mount("/", where("all"))
-    app.mount("/ui", where("ui"))
-    app.mount("/ui/deep/", where("deep"))
+async def test_what_is_mounted_answers_the_rest(root, doubling):
+    doubling.mount("/", where("all"))
+    doubling.mount("/ui", where("ui"))
+    doubling.mount("/ui/deep/", where("deep"))
 
     async def at(path):
-        return (await ask(app, root + path, method="GET", root_path=root)).body.decode()
+        return (await ask(doubling, root + path, method="GET", root_path=root)).body.decode()
 
     assert await at("/a") == f"all {root} {root}/a"
     assert await at("/uinot") == f"all {root} {root}/uinot"
     assert await at("/ui/a") == f"ui {root}/ui {root}/ui/a"
     assert await at("/ui/deep/a") == f"deep {root}/ui/deep {root}/ui/deep/a"
-    assert (await ask(app, f"{root}/x", method="PUT", root_path=root)).status == 405
+    assert (await ask(doubling, f"{root}/x", method="PUT", root_path=root)).status == 405
 
 
-async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path):
+async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path, doubling):
     """As files are, by an application that counts on another around it to say so."""
-    app = app_of(double)
-    app.mount("/files", StaticFiles(directory=tmp_path))
-    missing = await ask(app, "/files/missing.txt", method="GET")
+    doubling.mount("/files", StaticFiles(directory=tmp_path))
+    missing = await ask(doubling, "/files/missing.txt", method="GET")
     assert (missing.status, missing.json()["title"]) == (404, "Not Found")
     assert missing.headers["content-type"] == "application/problem+json"
-    assert (await ask(app, "/files/missing.txt", method="HEAD")).status == 404
-    assert (await ask(app, "/files/missing.txt", 1)).status == 405
+    assert (await ask(doubling, "/files/missing.txt", method="HEAD")).status == 404
+    assert (await ask(doubling, "/files/missing.txt", 1)).status == 405
 
 
-async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fails():
+async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fails(doubling):
     async def late(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise HTTPException(404)
 
-    app = app_of(double)
-    app.mount("/", late)
+    doubling.mount("/", late)
     with pytest.raises(HTTPException):
-        await ask(app, "/y", method="GET")
+        await ask(doubling, "/y", method="GET")
 
 
 async def test_a_scope_of_another_type_is_refused():

@@ -40,6 +40,11 @@ class Seen:
         self.app.endpoint(path, name=path[1:], **options)(handler)
 
 
+@pytest.fixture
+def seen() -> Any:
+    return Seen()
+
+
 def body_of(*items: Any) -> bytes:
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
@@ -53,8 +58,7 @@ async def sent(app: Any, path: str, body: bytes, *headers: tuple[str, str]) -> A
     return await ask(app, path, body=body, headers=[LINES, *headers])
 
 
-async def test_the_items_share_a_batch_and_each_line_has_a_result():
-    seen = Seen()
+async def test_the_items_share_a_batch_and_each_line_has_a_result(seen):
     seen.endpoint("/x", lambda item: item * 2, int)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", body_of(3, 1, 2))
@@ -64,21 +68,19 @@ async def test_the_items_share_a_batch_and_each_line_has_a_result():
 
 
 @pytest.mark.parametrize("name", ["application/ndjson", "Application/JSONL; charset=utf-8"])
-async def test_other_names_of_the_media_type(name):
-    seen = Seen()
+async def test_other_names_of_the_media_type(name, seen):
     seen.endpoint("/x", str, int)
     async with seen.app.lifespan():
         answer = await ask(seen.app, "/x", body=b"1\n2", headers=[("content-type", name)])
     assert lines_of(answer) == [{"result": "1"}, {"result": "2"}]
 
 
-async def test_what_is_wrong_with_one_item_fails_it_alone():
+async def test_what_is_wrong_with_one_item_fails_it_alone(seen):
     def answer(item):
         if item == 4:
             return ValueError("secret")
         return HTTPException(409, "taken") if item == 5 else item
 
-    seen = Seen()
     seen.endpoint("/x", answer, int)
     async with seen.app.lifespan():
         response = await sent(seen.app, "/x", b'1\n"two"\n{3\n4\n5\n6\n')
@@ -92,8 +94,7 @@ async def test_what_is_wrong_with_one_item_fails_it_alone():
     assert seen.batches == [[1, 4, 5, 6]]
 
 
-async def test_lines_may_be_blank_and_end_as_on_windows():
-    seen = Seen()
+async def test_lines_may_be_blank_and_end_as_on_windows(seen):
     seen.endpoint("/x", str, int)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", b"\n1\r\n \r\n2\r\n\n3")
@@ -157,8 +158,7 @@ async def test_items_of_all_types_that_json_has(app):
         assert wrong["error"]["status"] == 422
 
 
-async def test_a_result_that_has_no_line_fails_its_item_alone():
-    seen = Seen()
+async def test_a_result_that_has_no_line_fails_its_item_alone(seen):
     seen.endpoint("/x", lambda item: object() if item == 2 else "a\u2028\n", int)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", body_of(1, 2))
@@ -189,8 +189,7 @@ async def test_what_a_request_may_have_is_limited():
         assert lines_of(answer) == [{"result": 0}] * 2
 
 
-async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns():
-    seen = Seen()
+async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns(seen):
     seen.endpoint("/x", str, int, max_batch_size=4, max_queued_requests=8)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", body_of(*range(30)))
@@ -262,7 +261,7 @@ async def test_endpoints_that_have_no_json_read_the_body_as_before(app):
         assert (await sent(app, "/own", b"1\n")).json() == "application/x-ndjson"
 
 
-async def test_a_shadow_gets_each_item():
+async def test_a_shadow_gets_each_item(seen):
     compared = []
 
     async def copy(items: list[int]) -> list[int]:
@@ -272,7 +271,6 @@ async def test_a_shadow_gets_each_item():
         compared.append((one, other))
         return True
 
-    seen = Seen()
     seen.endpoint("/x", lambda item: ValueError() if item == 2 else item, int)
     seen.app.backend("copy", copy)
     seen.app.shadow("x", "copy", 1.0, compare=compare)
