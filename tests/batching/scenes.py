@@ -31,6 +31,11 @@ class Caller:
     def leave(self) -> None:
         self._scope.cancel()
 
+    async def gone(self) -> None:
+        """Leaves, and lets every task run until it waits."""
+        self.leave()
+        await settle()
+
     async def leaves(self) -> None:
         """Leaves when the task that this is made has its turn."""
         self.leave()
@@ -158,6 +163,11 @@ class Held(Recorder):
         self.passed.append(list(items))
         return [self.answer(item) for item in items]
 
+    async def release(self) -> None:
+        """Opens the gate, and lets every task run until it waits."""
+        self.gate.set()
+        await settle()
+
 
 class Steps:
     """An async generator handler that makes a step whenever it is told to."""
@@ -209,6 +219,11 @@ class Reader:
 
     def leave(self) -> None:
         self._scope.cancel()
+
+    async def gone(self) -> None:
+        """Leaves, and lets every task run until it waits."""
+        self.leave()
+        await settle()
 
     async def run(self, *, task_status: TaskStatus[Reader]) -> None:
         try:

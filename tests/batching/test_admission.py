@@ -144,8 +144,7 @@ async def test_a_stream_is_parked_where_overload_is_wait(steps: Steps) -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         readers = await read_all(tasks, call("a"), call("b"), call("c"))
         await settle()
-        readers[1].leave()
-        await settle()
+        await readers[1].gone()
         assert batcher.statistics().parked == 1
         steps.end()
         steps.end()
@@ -252,8 +251,7 @@ async def test_who_has_left_is_not_shed_and_makes_room(overload: Any, held: Held
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 3, 3, 3)
         callers[0].leave()
-        callers[2].leave()
-        await settle()
+        await callers[2].gone()
         callers += await line_up(tasks, call.options(priority=1)("1:3"))
         callers += await line_up(tasks, call.options(priority=1)("1:4"))
         assert batcher.statistics().shed == 0
@@ -416,7 +414,6 @@ async def test_room_that_shrinks_lets_what_runs_end() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(1), call(2), call(3))
         places.change(-1)  # one of the two that are taken goes when it is given back
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == [1, 2, 3]
     assert places.free == 1

@@ -16,8 +16,7 @@ async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler(recor
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, *map(call, range(4)))
         callers[0].leave()
-        callers[2].leave()
-        await settle()
+        await callers[2].gone()
         assert batcher.statistics().queued == 2
     assert recorder.batches == [[1, 3]]
     assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT, 3]
@@ -42,8 +41,7 @@ async def test_a_caller_that_leaves_frees_its_place(held: Held) -> None:
         callers += await line_up(tasks, call(1))
         with pytest.raises(shoal.errors.Overloaded):
             await call(2)
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         callers += await line_up(tasks, call(3))
         held.gate.set()
     assert [caller.outcome for caller in callers] == [0, LEFT, 3]
@@ -59,8 +57,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates(hel
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(3)))
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
         assert [request.cancelled for request in requests] == [False, True, False]
         assert batcher.statistics().running == 2
@@ -75,11 +72,9 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(2)))
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert held.cancelled == []
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         assert held.cancelled == [[0, 1]]
         assert batcher.statistics().batches_running == 0
         held.gate.set()
@@ -89,11 +84,9 @@ async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_
 async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog, held):
     async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
         (caller,) = await launch(tasks, call(0))
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == []
-        held.gate.set()
-        await settle()
+        await held.release()
         assert held.passed == [[0]]
     assert caplog.messages == []
 
@@ -109,8 +102,7 @@ async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(le
             held.gate.set()
         for caller in callers[:leavers]:
             caller.leave()
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers[leavers:]] == [1] * (2 - leavers)
         assert await call(9) == 9
     statistics = batcher.statistics()
@@ -176,8 +168,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         (first,) = await line_up(tasks, call(0))
         assert await anyio.to_thread.run_sync(started.wait, 10)
-        first.leave()
-        await settle()
+        await first.gone()
         assert first.outcome == LEFT
         (second,) = await launch(tasks, call(1))
         statistics = batcher.statistics()

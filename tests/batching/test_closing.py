@@ -97,8 +97,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(ca
 
         async def one_leaves_and_one_is_answered() -> None:
             await anyio.sleep(1)
-            callers[0].leave()
-            await settle()
+            await callers[0].gone()
             held.gate.set()
 
         tasks.start_soon(one_leaves_and_one_is_answered)
@@ -160,8 +159,7 @@ async def test_closing_goes_on_when_its_caller_is_cancelled(held: Held) -> None:
         call = await tasks.start(batcher.run)
         (caller,) = await launch(tasks, call(0))
         (closer,) = await launch(tasks, batcher.aclose())
-        closer.leave()
-        await settle()
+        await closer.gone()
         assert batcher.statistics().state == "draining"
         held.gate.set()
     assert closer.outcome == LEFT

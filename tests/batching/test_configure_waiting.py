@@ -129,8 +129,7 @@ async def test_who_waited_before_levels_had_bounds_counts_for_them(held: Held) -
         callers = await line_up(tasks, call(1), call(2))
         batcher.configure(default_queue_policy=shoal.QueuePolicy(max_queued_requests=2))
         assert isinstance(await outcome(call(3)), shoal.errors.Overloaded)
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         await line_up(tasks, call(4))
     assert held.batches[1:] == [[2], [4]]
 
@@ -152,8 +151,7 @@ async def test_a_flush_that_waits_for_a_slot_outlives_a_change(held: Held) -> No
         (flushed,) = await line_up(tasks, call(2))
         batcher.flush()
         batcher.configure(bucket_by=lambda item: None)
-        held.gate.set()
-        await settle()
+        await held.release()
         assert flushed.outcome == 2
 
 

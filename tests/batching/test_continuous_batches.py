@@ -97,8 +97,7 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
     batcher = of(handler, kind, max_batch_size=1, cancel_abandoned=False, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         first, second = await kind.launch(tasks, call, 1, 2)
-        first.leave()
-        await settle()
+        await first.gone()
         assert handler.given == [1, 2]
         third = await kind.line_up(tasks, call, 3)
         handler.let_go(1, 2, 3)

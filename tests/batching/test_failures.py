@@ -192,8 +192,7 @@ async def test_a_caller_that_left_is_not_run_again_when_its_batch_is_isolated() 
     batcher = shoal.Batcher(held, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(4)))
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         held.gate.set()
     assert held.batches == [[0, 1, 2, 3], [0], [2, 3]]
     assert callers[2].outcome == callers[3].outcome == 0

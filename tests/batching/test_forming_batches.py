@@ -102,8 +102,7 @@ async def test_the_order_of_arrival_holds(held: Held) -> None:
         anyio.create_task_group() as tasks,
     ):
         callers = await line_up(tasks, *map(call, range(10)))
-        callers[4].leave()
-        await settle()
+        await callers[4].gone()
         held.gate.set()
     assert held.batches == [[0, 1, 2], [3, 5, 6], [7, 8, 9]]
 
@@ -147,11 +146,9 @@ async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one(held: H
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(3)))
         batcher.flush()
-        callers[2].leave()
-        await settle()
+        await callers[2].gone()
         await line_up(tasks, call(3))
-        held.gate.set()
-        await settle()
+        await held.release()
         assert held.batches == [[0, 1]]
         batcher.flush()
 
@@ -245,8 +242,7 @@ async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s, held):
         callers = await launch(tasks, *map(call, range(100)))
         assert batcher.statistics().batches_running == 100
         assert slots_of(batcher) == 101
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == list(range(100))
         assert slots_of(batcher) <= IDLE_SLOTS_KEPT + 1
         await call(1)
@@ -267,8 +263,7 @@ async def test_without_a_bound_a_queue_of_no_length_admits_all(held: Held) -> No
         shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0)
     ) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(50)))
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == list(range(50))
 
 
@@ -283,8 +278,7 @@ async def test_the_bound_on_batches_can_be_lifted_and_set_again_while_they_run(h
         batcher.configure(max_concurrent_batches=2)
         await launch(tasks, *map(call, range(3)))
         assert batcher.statistics().batches_running == 20
-        held.gate.set()
-        await settle()
+        await held.release()
         held.gate = anyio.Event()
         await launch(tasks, *map(call, range(5)))
         assert batcher.statistics().batches_running == 2

@@ -27,8 +27,7 @@ def gone(references: list[weakref.ref[Any]]) -> bool:
 
 
 async def idle_again(held: Held) -> None:
-    held.gate.set()
-    await settle()
+    await held.release()
     held.batches.clear()
     held.passed.clear()
 

@@ -155,8 +155,7 @@ async def test_statistics_say_where_every_request_is() -> None:
         callers = await launch(tasks, *map(call, range(5)))
         now = batcher.statistics()
         assert (now.running, now.batches_running, now.queued, now.parked) == (3, 1, 1, 1)
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert batcher.statistics().running == 2
         held.gate.set()
     then = batcher.statistics()

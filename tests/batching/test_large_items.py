@@ -183,8 +183,7 @@ async def test_who_leaves_takes_all_parts_along(held: Held) -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call("abcdefghij"))
         assert (batcher.statistics().running, batcher.statistics().queued) == (1, 2)
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert caller.outcome == LEFT
         assert (batcher.statistics().running, batcher.statistics().queued) == (0, 0)
     assert held.cancelled == [["abcd"]]

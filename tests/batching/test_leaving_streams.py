@@ -32,8 +32,7 @@ async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> No
     async with two_readers() as (steps, batcher, first, second):
         steps.step(1, 2)
         await settle()
-        first.leave()
-        await settle()
+        await first.gone()
         assert [request.cancelled for request in steps.requests] == [True, False]
         assert batcher.statistics().running == 1
         steps.step("dropped", 3)
@@ -53,8 +52,7 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(together: boo
         if not together:
             await settle()
             assert not steps.closed
-        second.leave()
-        await settle()
+        await second.gone()
         assert steps.closed
         assert [request.cancelled for request in steps.requests] == [True, True]
         assert batcher.statistics().batches_running == 0

@@ -109,8 +109,7 @@ async def test_a_map_that_is_cancelled_drops_all_of_its_calls(held: Held) -> Non
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call.map(range(5)))
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == [[0, 1]]
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.running, statistics.cancelled) == (0, 0, 5)

@@ -84,8 +84,7 @@ async def test_full_batches_wait_while_one_runs(held: Held) -> None:
         await settle()
         assert held.batches == [[0, 1, 2, 3]]
         assert batcher.statistics().queued == 8
-        held.gate.set()
-        await settle()
+        await held.release()
         await results.aclose()
 
 
@@ -314,8 +313,7 @@ async def test_one_task_at_a_time_iterates(held: Held) -> None:
         await settle()
         with pytest.raises(RuntimeError, match="another task waits"):
             await anext(results)
-        held.gate.set()
-        await settle()
+        await held.release()
         assert await some(results, 3) == [1, 2, 3]
 
 

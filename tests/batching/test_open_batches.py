@@ -140,8 +140,7 @@ async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left(
             while batcher.statistics().queued + batcher.statistics().running < 2:
                 await anyio.lowlevel.checkpoint()
             batcher.flush()
-            first.leave()
-            await settle()
+            await first.gone()
             assert second.outcome == 2
 
 

@@ -99,8 +99,7 @@ async def test_a_cancelled_first_call_leaves_the_batcher_open(held: Held) -> Non
     batched = shoal.batch(held)
     async with shoal.open_batchers(), anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, batched(1))
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == [[1]]
         held.gate.set()
         assert await batched(2) == 2

@@ -155,8 +155,7 @@ async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch(recor
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call(1))
         batcher.flush()
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert recorder.batches == []
         assert batcher.statistics().batch_size.total == 0
         (caller,) = await line_up(tasks, call(2))
@@ -170,8 +169,7 @@ async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch(hel
     async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         held.gate.set()
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert held.batches == [[0], [2, 3], [4, 5]]
 
 
@@ -180,8 +178,7 @@ async def test_who_waits_for_room_gets_the_place_of_one_that_departed(held: Held
     async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         held.gate.set()
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert held.batches == [[0], [2]]
         assert [caller.outcome for caller in callers] == [LEFT, 2]
 

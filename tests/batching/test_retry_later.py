@@ -18,7 +18,6 @@ from batching.scenes import (
     launch,
     outcome,
     outcomes,
-    settle,
     using,
 )
 from shoal import RetryLater
@@ -175,8 +174,7 @@ async def test_a_caller_may_leave_in_the_pause() -> None:
     async with using(batcher) as (call, tasks):
         first, second = await launch(tasks, call(0), call(1))
         await anyio.sleep(1)
-        first.leave()
-        await settle()
+        await first.gone()
         assert (first.outcome, second.outcome) == (LEFT, PENDING)
         assert batcher.statistics().cancelled == 1
     assert handler.batches == [[0, 1], [1]]

@@ -189,8 +189,7 @@ async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick(held
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(0), call(1))
         await anyio.sleep(5)
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert callers[0].outcome == LEFT or isinstance(
             callers[0].outcome, shoal.errors.HandlerTimeout
         )

@@ -149,11 +149,9 @@ async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(ki
         async with anyio.create_task_group() as tasks:
             first, second = await line_up(tasks, call(1), call(2))
             await settle()
-            first.leave()
-            await settle()
+            await first.gone()
             assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
+            await second.gone()
             assert second.outcome == LEFT
             assert passed == [0]
             gates[-1].set()
@@ -174,11 +172,9 @@ async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left
         async with anyio.create_task_group() as tasks:
             first, second = await read_all(tasks, call(1), call(2))
             await settle()
-            first.leave()
-            await settle()
+            await first.gone()
             assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
+            await second.gone()
             assert passed == [0]
             gate.set()
             again = await read_all(tasks, call(3), call(4))

@@ -182,8 +182,7 @@ async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it
         (caller,) = await line_up(tasks, handle.call(1))
         await settle()
         assert inner.batches == [[1]]
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert caller.outcome == LEFT
         assert outer.cancelled == inner.cancelled == [[1]]
 
@@ -192,8 +191,7 @@ async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handle
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         first, second = await line_up(tasks, handle.call(1), handle.call(2))
         await settle()
-        second.leave()
-        await settle()
+        await second.gone()
         assert second.outcome == LEFT
         held.gate.set()
     assert first.outcome == 1
@@ -207,8 +205,7 @@ async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobo
         handle = await controller.get_handle("e")
         left, stays = await line_up(tasks, handle.call("left"), handle.call("stays"))
         await settle()
-        left.leave()
-        await settle()
+        await left.gone()
         assert left.outcome == LEFT
         await controller.set_traffic("e", {"b": 1})
         await settle()
@@ -223,8 +220,7 @@ async def test_rc7_cancelling_a_stream_cancels_its_generator(steps):
         await settle()
         assert reader.items == ["hi"]
         assert not steps.closed
-        reader.leave()
-        await settle()
+        await reader.gone()
         assert reader.outcome == LEFT
         assert steps.closed
 
@@ -259,8 +255,7 @@ async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it(h
         await settle()
         assert running.cancelled == [[1]]
         assert held.cancelled == []
-        held.gate.set()
-        await settle()
+        await held.release()
         assert answers == [1]
 
 

@@ -39,8 +39,7 @@ async def test_many_calls_wait_in_one_batch(held_app, held, serve_it):
         await settle()
         assert server.counts() == (100, 0)
         assert server.shared.running == 100
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [client.answers for client in clients] == [[(200, b"1")]] * 100
         assert server.counts() == (100, 100)
         assert sum(len(batch) for batch in held.batches) == 100
@@ -54,8 +53,7 @@ async def test_the_next_request_of_a_connection_is_answered_after_the_first(held
         client.say(asked("/held", 1) + asked("/held", 2) + asked("/-/healthz"))
         await settle()
         assert statistics(held_app).running == 1
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [body for _, body in client.answers] == [b"1", b"2", b'{"status":"alive"}']
         assert server.counts() == (3, 3)
 
@@ -67,8 +65,7 @@ async def test_an_application_that_two_servers_serve_answers_both(held_app, held
             client.ask("/held", 1)
         await settle()
         clients[0].leave()
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [client.statuses for client in clients] == [[], [200]]
         assert one.counts() == other.counts() == (1, 1)
 
@@ -81,8 +78,7 @@ async def test_a_server_that_ends_leaves_the_calls_of_another(held_app, held):
                 each.ask("/held", 1)
             await settle()
         assert left.releases == 1
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert client.statuses == [200]
     assert left.statuses == []
 

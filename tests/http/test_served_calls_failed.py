@@ -35,8 +35,7 @@ async def test_a_call_that_is_late_is_answered_with_504(held, queued, app):
         (answer,) = client.answers
         assert (answer[0], kind_of(answer)) == (504, "deadline-exceeded")
         assert client.wire.is_open
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert server.counts() == (1 + queued,) * 2
         assert statistics(app).expired == 1 + queued
         assert counted(app) == (1 + queued, 1 + queued)
@@ -50,8 +49,7 @@ async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held, app):
         assert [client.statuses for client in clients] == [[], [], [503], [503]]
         assert [kind_of(client.answers[0]) for client in clients[2:]] == ["overloaded"] * 2
         assert server.counts() == (4, 2)
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert server.counts() == (4, 4)
         assert counted(app) == (4, 2)
         assert await answers_counted(app) == {"ok": 2, "unavailable": 2}
@@ -62,8 +60,7 @@ async def test_a_call_that_makes_room_for_another_is_answered(held, app):
     async with served(app) as server:
         clients = [await server.ask("/held", 1) for _ in range(3)]
         assert [client.statuses for client in clients] == [[], [503], []]
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [client.statuses for client in clients] == [[200], [503], [200]]
 
 
@@ -155,8 +152,7 @@ async def test_an_error_that_comes_too_late_for_another_answer_is_told_once(held
             each.ask("/held", 1)
         await settle()
         client.wire.send = broken
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert (client.statuses, other.statuses) == ([], [200])
         assert server.counts() == (2, 2)
     assert [record.name for record in caplog.records] == ["shoal.http", "shoal.server"]
@@ -218,8 +214,7 @@ async def test_calls_of_an_application_that_closes_are_answered(held_app, held):
         close.set()
         await settle()
         assert client.statuses == []
-        held.go.set()
-        await settle()
+        await held.let_go()
         late.ask("/held", 2)
         await settle()
         assert (client.statuses, late.statuses) == ([200], [503])

@@ -58,8 +58,7 @@ async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(hel
         await settle()
         assert client.releases == 1
         assert server.shared.running == 2
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [each.statuses for each in (first, client, last)] == [[200], [], [200]]
         assert counted(app) == (3, 0)
         assert statistics(app).cancelled == 1
@@ -215,8 +214,7 @@ async def test_a_call_is_answered_during_the_drain(held_app, held):
         client = await server.ask("/held", 1)
         server.shared.drain()
         assert server.shared.running == 1
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert client.statuses == [200]
         assert b"connection: close" in client.wire.sent
         assert client.releases == 1
@@ -263,8 +261,7 @@ async def test_a_server_that_is_cancelled_cancels_its_calls_and_no_others(held, 
             assert held.cancelled == (not is_queued)
             if not is_queued:
                 client.ask("/held", 1)
-            held.go.set()
-            await settle()
+            await held.let_go()
             assert client.statuses == [200]
     assert caplog.records == []
 

@@ -228,6 +228,11 @@ class Stage:
     def alive(self) -> list[ScriptedReplica]:
         return [replica for replica in self.replicas if replica.is_ready]
 
+    async def lose(self, number: int = 0, wait_s: float | None = None) -> None:
+        """Has a replica die, and lets some time pass, or every task run until it waits."""
+        self.replicas[number].die()
+        await (settle() if wait_s is None else anyio.sleep(wait_s))
+
 
 async def in_turn(replica: ScriptedReplica) -> None:
     """Starts without a pause, but after those of lower number that are being started."""
@@ -276,6 +281,11 @@ class Gated:
         if failure is not None:
             self._failures[number] = failure
         self._gate(number).set()
+
+    async def go(self, number: int, failure: str | None = None) -> None:
+        """Lets a replica go on, and then every task run until it waits."""
+        self.let(number, failure)
+        await settle()
 
     def _gate(self, number: int) -> anyio.Event:
         return self._gates.setdefault(number, anyio.Event())

@@ -50,8 +50,7 @@ async def test_batch_options_hold_from_the_next_batch_on(held: Held) -> None:
         await under_way(tasks, *[handle.call(item) for item in range(9)])
         first = len(held.batches[0])
         await change(controller, max_batch_size=4)
-        held.gate.set()
-        await settle()
+        await held.release()
         sizes = [len(batch) for batch in held.batches]
         assert sizes[0] == first
         assert sizes[1] == 4
@@ -157,8 +156,7 @@ async def test_user_config_is_told_to_all_replicas_and_replaces_none() -> None:
 async def test_replicas_that_start_later_are_told_the_user_config_of_then() -> None:
     async with serving(Configured, user_config=1) as (controller, handle, stage):
         await change(controller, user_config=2)
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         assert await handle.call(0) == 2
         await controller.scale_backend("b", 2)
         assert [replica.told for replica in stage.replicas[1:]] == [[2], [2]]
@@ -328,8 +326,7 @@ async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() 
         backend.config = backend.supervisor.config = backend.config.changed(
             {"user_config": "deadly"}
         )
-        stage.replicas[0].die()
-        await anyio.sleep(100)
+        await stage.lose(wait_s=100)
         assert controller.status_now().backends["b"].state == "unavailable"
         await change(controller, user_config=3)
         assert await handle.call(0) == 3
@@ -341,8 +338,7 @@ async def unavailable() -> AsyncGenerator[tuple[Controller, Any, Stage]]:
     """Serves a backend whose replica has died, and that can't be started again as yet."""
     async with serving(echo) as (controller, handle, stage):
         stage.start = failing("no luck", lambda _: True)
-        stage.replicas[0].die()
-        await anyio.sleep(1000)
+        await stage.lose(wait_s=1000)
         assert (await controller.status()).backends["b"].state == "unavailable"
         yield controller, handle, stage
 
@@ -490,8 +486,7 @@ async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config(stage
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(controller.update_backend_config, "b", {"user_config": 2})
             await settle()
-            gated.let(1)
-            await settle()
+            await gated.go(1)
             told.set()
             await anyio.sleep(1)
             gated.let(2)
@@ -504,11 +499,9 @@ async def test_a_replica_that_was_starting_never_answers_with_the_old_user_confi
     config = {"num_replicas": 2, "user_config": 1, "max_batch_size": 1}
     async with serving(Configured, stage, **config) as (controller, handle, _):
         await change(controller, user_config=2)
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert await outcomes(*[handle.call(0) for _ in range(4)]) == [2] * 4
-        gated.let(2)
-        await settle()
+        await gated.go(2)
         assert [replica.told for replica in stage.alive] == [[1, 2], [2]]
 
 
@@ -543,8 +536,7 @@ async def test_a_placement_that_is_not_there_is_refused() -> None:
     async with serving(echo) as (controller, handle, stage):
         with pytest.raises(ValueError, match=r"no\.such:thing"):
             await change(controller, placement="no.such:thing")
-        stage.replicas[0].die()
-        await anyio.sleep(10)
+        await stage.lose(wait_s=10)
         assert await handle.call(1) == 1
 
 
@@ -568,8 +560,7 @@ async def test_batching_changes_at_once_while_a_replica_is_started_again(stage: 
     stage.start = Gated(first=2)
     async with serving(echo, stage, num_replicas=2) as (controller, _, _):
         await settle()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         with anyio.fail_after(1):
             await change(controller, max_batch_size=3)
 

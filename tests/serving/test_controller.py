@@ -59,8 +59,7 @@ async def test_it_says_how_things_are(held: Held) -> None:
         assert status.ongoing == sum(replica.ongoing for replica in status.replicas) > 0
         assert status.ongoing + status.queued == 6
         assert [replica.batches for replica in status.replicas] == [1, 1]
-        held.gate.set()
-        await settle()
+        await held.release()
         status = (await controller.status()).backends["b"]
         assert (status.ongoing, status.queued, status.requests, status.errors) == (0, 0, 6, 0)
 
@@ -83,8 +82,7 @@ async def test_of_two_creations_of_one_tag_one_is_refused(stage: Stage) -> None:
         )
         await settle()
         assert isinstance(second.outcome, NameTaken)
-        gated.let(0)
-        await settle()
+        await gated.go(0)
         assert first.outcome is None
 
 
@@ -98,8 +96,7 @@ async def test_a_tag_is_free_when_its_backend_has_gone_and_not_before(held: Held
             await add_backend(controller, "b")
         with pytest.raises(NoSuchName):
             await controller.set_traffic("e", {"b": 1})
-        held.gate.set()
-        await settle()
+        await held.release()
         assert (caller.outcome, deleting.outcome) == (1, None)
         await add_backend(controller, "b")
 
@@ -292,8 +289,7 @@ async def test_an_update_that_is_cancelled_during_shutdown_starts_nothing(
         [updating] = await under_way(tasks, controller.update_backend_config("b", change))
         [ending] = await under_way(tasks, controller.shutdown())
         count = len(stage.replicas)
-        updating.leave()
-        await settle()
+        await updating.gone()
         stage.stop_gate.set()
         await anyio.sleep(100)
         assert ending.outcome is None

@@ -97,8 +97,7 @@ async def test_requests_pile_up_while_all_replicas_are_busy(held: Held) -> None:
         await under_way(tasks, handle.call(1))
         await under_way(tasks, *[handle.call(item) for item in range(2, 8)])
         assert stage.calls == [(0, [0]), (1, [1])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [items for _, items in stage.calls] == [[0], [1], [2, 3, 4, 5], [6, 7]]
 
 
@@ -202,8 +201,7 @@ async def test_a_replica_that_dies_fails_its_batch_and_no_other(held: Held) -> N
         callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         stage.replicas[0].die("ran out of luck")
         await settle()
-        held.gate.set()
-        await settle()
+        await held.release()
         first, second, *others = [caller.outcome for caller in callers]
         assert isinstance(first, ReplicaDied)
         assert isinstance(second, ReplicaDied)
@@ -215,11 +213,9 @@ async def test_a_replica_that_dies_fails_its_batch_and_no_other(held: Held) -> N
 async def test_a_batch_runs_again_where_retries_allow_it(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage, tasks):
         callers = await under_way(tasks, handle.call(0), handle.call(1))
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert stage.calls == [(0, [0, 1]), (1, [0, 1])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == [0, 1]
 
 
@@ -228,11 +224,9 @@ async def test_a_batch_runs_again_also_while_its_backend_drains(held: Held) -> N
         [caller] = await under_way(tasks, handle.call(0))
         tasks.start_soon(controller.shutdown)
         await settle()
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert stage.calls == [(0, [0]), (1, [0])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 0
 
 
@@ -264,8 +258,7 @@ async def test_retries_are_those_of_the_config_when_the_replica_dies(held: Held)
         [caller] = await under_way(tasks, handle.call(0))
         await controller.update_backend_config("b", {"retries": 1})
         stage.replicas[0].die()
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 0
 
 
@@ -290,8 +283,7 @@ async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again(h
         )
         async with anyio.create_task_group() as tasks:
             [caller] = await under_way(tasks, outer.call(1))
-            stage.replicas[0].die()
-            await settle()
+            await stage.lose()
             assert isinstance(caller.outcome, ReplicaDied)
             assert caller.outcome.replica == "b#0"
         assert len(others.calls) == 1
@@ -311,15 +303,12 @@ async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_g
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
         first, second = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
-        first.leave()
-        await settle()
+        await stage.lose(wait_s=1)
+        await first.gone()
         assert first.outcome is LEFT
         assert second.outcome is PENDING
         gated.let(1)
-        held.gate.set()
-        await settle()
+        await held.release()
         assert second.outcome == 2
 
 
@@ -327,13 +316,11 @@ async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica(h
     async with serving_tasks(held, stage, retries=3) as (controller, handle, _, tasks):
         callers = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         for caller in callers:
             caller.leave()
         await settle()
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert len(stage.calls) == 1
         assert (await controller.status()).backends["b"].ongoing == 0
 
@@ -344,8 +331,7 @@ async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowere
         callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         await controller.update_backend_config("b", {"max_ongoing_requests": 2})
         held.gate.set()
-        stage.replicas[0].die()
-        await anyio.sleep(10)
+        await stage.lose(wait_s=10)
         assert [caller.outcome for caller in callers] == [0, 1, 2, 3]
 
 
@@ -405,8 +391,7 @@ async def test_streams_that_all_have_ended_do_not_run_again() -> None:
     code = Streams([["zero"], [shoal.END]])
     async with serving(code, retries=1) as (_, handle, stage):
         assert await read(handle, 0) == ["zero"]
-        stage.replicas[0].die()
-        await anyio.sleep(5)
+        await stage.lose(wait_s=5)
         assert len(code.runs) == 1
 
 
@@ -435,8 +420,7 @@ async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started(held
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
         [caller] = await under_way(tasks, handle.call(1))
         stage.start = failing()
-        stage.replicas[0].die()
-        await anyio.sleep(100)
+        await stage.lose(wait_s=100)
         assert isinstance(caller.outcome, BackendUnavailable)
 
 
@@ -458,8 +442,7 @@ async def test_a_method_whose_callers_have_left_keeps_no_place(held: Held) -> No
         first, second = await under_way(tasks, handle.call(1), handle.call(2))
         [leaving] = await under_way(tasks, other.call(3))
         leaving.leave()
-        held.gate.set()
-        await settle()
+        await held.release()
         assert (first.outcome, second.outcome, leaving.outcome) == (1, 2, LEFT)
 
 
@@ -503,8 +486,7 @@ async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(pas
     async with serving_tasks(held, stage, retries=3, max_batch_size=1) as (_, handle, _, tasks):
         leaving, staying = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         held.gate.set()
         gated.let(1)
         for _ in range(passes):

@@ -277,8 +277,7 @@ async def test_a_priority_goes_first(held: Held) -> None:
     async with serving(held, **config) as (_, handle, _), anyio.create_task_group() as tasks:
         await under_way(tasks, handle.call(0))
         await under_way(tasks, handle.call(3), handle.options(priority=1).call(1))
-        held.gate.set()
-        await settle()
+        await held.release()
         assert held.batches == [[0], [1], [3]]
 
 
@@ -455,8 +454,7 @@ async def test_a_caller_that_leaves_cancels_the_calls_of_the_code(held: Held) ->
         handle = await controller.get_handle("o")
         [caller] = await under_way(tasks, handle.call(1))
         assert held.batches == [[1]]
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == [[1]]
 
 

@@ -141,8 +141,7 @@ async def test_health_is_not_checked_while_a_replica_finishes_since_its_machine_
         stage.replicas[0].is_leaving = True
         await anyio.sleep(20)
         assert stage.replicas[0].killed is None
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 1
 
 
@@ -173,8 +172,7 @@ async def test_one_that_ends_while_it_drains_is_not_asked_to(held: Held) -> None
         assert scaling.outcome is None
         assert isinstance(callers[draining].outcome, ReplicaDied)
         assert not stage.replicas[draining].stopped
-        held.gate.set()
-        await settle()
+        await held.release()
         assert callers[1 - draining].outcome == 2 - draining
 
 

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, outcomes, settle
+from batching.scenes import outcome, outcomes
 from serving.scenes import serving, serving_tasks, under_way
 from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle
@@ -191,8 +191,7 @@ async def test_the_death_of_a_replica_fails_what_waits_for_its_load() -> None:
     made = code(load_s=5)
     async with serving_tasks(made, models={"most": 1}) as (_, handle, stage, tasks):
         (caller,) = await under_way(tasks, of(handle, "a"))
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert isinstance(caller.outcome, ReplicaDied)
 
 

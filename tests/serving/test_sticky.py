@@ -62,8 +62,7 @@ async def test_a_batch_waits_for_its_replica_and_the_others_go_first(held: Held)
         await under_way(tasks, keyed(handle, first, 1))
         await under_way(tasks, keyed(handle, first, 2), keyed(handle, second, 3))
         assert stage.calls == [(0, [1]), (1, [3])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert stage.calls == [(0, [1]), (1, [3]), (0, [2])]
 
 
@@ -99,10 +98,8 @@ async def test_waiting_requests_find_a_new_replica_when_theirs_dies(held: Held) 
         callers = await under_way(tasks, keyed(handle, first, 1))
         callers += await under_way(tasks, keyed(handle, first, 2), keyed(handle, first, 3))
         assert stage.calls == [(0, [1])]
-        stage.replicas[0].die()
-        await settle()
-        held.gate.set()
-        await settle()
+        await stage.lose()
+        await held.release()
         assert isinstance(callers[0].outcome, ReplicaDied)
         assert [caller.outcome for caller in callers[1:]] == [2, 3]
         (_, _), (number, items) = stage.calls

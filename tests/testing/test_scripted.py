@@ -59,11 +59,9 @@ async def test_a_batch_without_callers_is_cancelled():
     async with using(shoal.Batcher(handler, batch_wait_timeout_s=1)) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         batch = await handler.next_batch()
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert ([r.cancelled for r in batch.requests], batch.cancelled) == ([True, False], False)
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         assert batch.cancelled
         with pytest.raises(AssertionError, match=r"\[1, 2\] can't be answered: .* was cancelled"):
             batch.answer([1, 2])
@@ -211,8 +209,7 @@ async def test_a_batch_of_streams_without_readers_is_closed():
         batch.step([1])
         await settle()
         assert not batch.cancelled
-        reader.leave()
-        await settle()
+        await reader.gone()
         assert batch.cancelled
         for too_late in (lambda: batch.step([2]), batch.end):
             with pytest.raises(AssertionError, match="can't be answered"):

@@ -52,8 +52,7 @@ async def test_a_client_that_is_gone_before_its_call_is_made_gets_no_result(app,
     async with app.lifespan(), calling(call):
         await call.returned.wait()
         assert call.status == LEFT
-        held.go.set()
-        await settle()
+        await held.let_go()
     assert statistics(app).finished == 0
 
 

@@ -248,8 +248,7 @@ async def test_a_client_that_leaves_cancels_all_it_has_asked_for(held):
             await settle()
         await socket.returned.wait()
         await settle()
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert held.batches == [[1]]
         assert await status_of(app) == (3, 0)
         assert ended(app) == {"left": 3}
