@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 import shoal
+from shoal.core.events import BatchObserver, BatchRecord
 from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
 
     from anyio.abc import TaskGroup, TaskStatus
+
+    from shoal.core.request import Request
 
 PENDING: Any = "pending"
 LEFT: Any = "left"
@@ -239,9 +250,33 @@ class Reader:
             self.outcome = error
 
 
+async def read(stream: Any, into: list[Any] | None = None, most: float = math.inf) -> list[Any]:
+    """Reads a stream, or so many items of it; its error is the last item."""
+    got = [] if into is None else into
+    try:
+        async with stream:
+            async for item in stream:
+                got.append(item)
+                if len(got) == most:
+                    break
+    except Exception as error:
+        got.append(error)
+    return got
+
+
 async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
     """Starts a reader for each stream; their requests are queued in this order."""
     return [await tasks.start(Reader(stream).run) for stream in streams]
+
+
+class Records(BatchObserver):
+    """Keeps the records of all batches."""
+
+    def __init__(self) -> None:
+        self.records: list[BatchRecord] = []
+
+    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        self.records.append(record)
 
 
 class UnhashableKind(type):

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -14,16 +14,17 @@ from batching.scenes import (
     LEFT,
     PENDING,
     Recorder,
+    Records,
     Refusing,
     launch,
     outcome,
     outcomes,
+    read,
     using,
 )
 from shoal import RetryLater
 from shoal.batching.running.requeueing import MOST_RETURNS
-from shoal.core.events import BatchObserver, BatchRecord
-from shoal.core.request import DispatchReason, Request
+from shoal.core.request import DispatchReason
 from shoal.failures.retry_after import LEAST_PAUSE_S
 
 PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
@@ -190,18 +191,6 @@ async def test_a_batch_without_callers_pauses_the_others() -> None:
 
 
 # Streams
-
-
-async def read(stream: Any) -> list[Any]:
-    """Reads a stream; ends with the error that it ended with, if any."""
-    items: list[Any] = []
-    try:
-        async with stream:
-            async for item in stream:
-                items.append(item)  # noqa: PERF401 - they are kept if it fails
-    except Exception as error:
-        items.append(error)
-    return items
 
 
 async def test_a_stream_without_an_item_starts_again() -> None:
@@ -412,14 +401,6 @@ async def test_a_refused_run_teaches_nothing_about_run_times() -> None:
         model = batcher.statistics().latency_model
     assert model is not None
     assert model.samples == 1
-
-
-class Records(BatchObserver):
-    def __init__(self) -> None:
-        self.records: list[BatchRecord] = []
-
-    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        self.records.append(record)
 
 
 async def test_observers_learn_how_many_requests_went_back() -> None:

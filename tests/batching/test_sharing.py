@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, settle
-from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, read, sharing
+from batching.scenes import LEFT, PENDING, Caller, launch, line_up, read, settle
+from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, sharing
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
 
@@ -19,7 +19,7 @@ ANSWERS = {"results": ("result", "a"), "steps": WHOLE}
 
 
 def ask(kind: str, call: Any, item: str) -> Any:
-    return call(item) if kind == "results" else read(call, item)
+    return call(item) if kind == "results" else read(call(item))
 
 
 def end_of(caller: Caller) -> Any:

@@ -13,7 +13,7 @@ from replicas.remote_servers import TOKEN, listening
 from shoal.observe import instrument
 from shoal.observe.collector import ShoalCollector
 from shoal.serving.controller.controller import Controller
-from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
@@ -70,12 +70,6 @@ def figures(controller):
 
 async def echo(items: list[int]) -> list[int]:
     return items
-
-
-async def until(condition):
-    with anyio.fail_after(HANG_S):
-        while not condition():  # noqa: ASYNC110 - it is in another connection
-            await anyio.sleep(0.005)
 
 
 def is_settled(status):

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import LEFT, PENDING, Held, line_up, outcome, settle
+from batching.scenes import LEFT, PENDING, Held, Records, line_up, outcome, settle
 from serving.scenes import (
     Gated,
     Stage,
@@ -18,7 +18,6 @@ from serving.scenes import (
     slowly,
     under_way,
 )
-from shoal.core.events import BatchObserver, BatchRecord
 from shoal.core.policies.rule import SizeOrWait
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
 from shoal.serving.controller.controller import Controller
@@ -472,15 +471,8 @@ async def test_a_scaling_ends_when_the_block_is_cancelled() -> None:
 
 
 async def test_its_observers_are_told_of_the_batches_of_all_backends() -> None:
-    class Told(BatchObserver):
-        def __init__(self) -> None:
-            self.records: list[BatchRecord] = []
-
-        def batch_ended(self, record: BatchRecord, requests: Any) -> None:
-            self.records.append(record)
-
     async with Controller() as controller:
-        controller.observers.add(told := Told())
+        controller.observers.add(told := Records())
         for tag in ("a", "b"):
             await add_backend(controller, tag)
             await controller.create_endpoint(tag, backend=tag)

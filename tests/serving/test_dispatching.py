@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
+from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, read, settle
 from serving.scenes import (
     Gated,
     ScriptedReplica,
@@ -48,24 +48,12 @@ class Deadly:
         return next(replica for replica in self._stage.replicas if replica.tag == tag)
 
 
-async def read(handle: EndpointHandle, item: Any) -> list[Any]:
-    """Reads a stream; what it ends with stands last, if that is an error."""
-    got: list[Any] = []
-    try:
-        async with handle.stream(item) as stream:
-            async for step in stream:
-                got.append(step)  # noqa: PERF401 - what came before an error is kept
-    except Exception as error:
-        got.append(error)
-    return got
-
-
 async def read_until_a_death(stage: Stage, handle: EndpointHandle) -> list[list[Any]]:
     """Reads two streams, whose replica dies when each has made a step."""
     results: list[list[Any]] = []
 
     async def reader(item: int) -> None:
-        results.append(await read(handle, item))
+        results.append(await read(handle.stream(item)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader, 0)
@@ -360,7 +348,7 @@ async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
     async with serving(code, num_replicas=2, **config) as (_, handle, stage):
 
         async def reader(item: int) -> None:
-            results[item] = await read(handle, item)
+            results[item] = await read(handle.stream(item))
 
         async with anyio.create_task_group() as tasks:
             for item in range(4):
@@ -390,7 +378,7 @@ async def test_streams_fail_after_what_they_have_where_nothing_may_run_again() -
 async def test_streams_that_all_have_ended_do_not_run_again() -> None:
     code = Streams([["zero"], [shoal.END]])
     async with serving(code, retries=1) as (_, handle, stage):
-        assert await read(handle, 0) == ["zero"]
+        assert await read(handle.stream(0)) == ["zero"]
         await stage.lose(wait_s=5)
         assert len(code.runs) == 1
 

@@ -3,11 +3,12 @@
 import anyio
 import pytest
 
-from serving.test_model_servers import Model, ingress, model_server, one_held, status_of, until
+from serving.test_model_servers import Model, ingress, model_server, one_held, status_of
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
