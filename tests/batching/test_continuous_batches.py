@@ -211,9 +211,6 @@ async def test_of_too_many_batches_one_ends_though_requests_keep_coming(kind: Ki
     assert handler.starts == 2
 
 
-# Admission
-
-
 async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=2, max_queued_requests=0)
@@ -601,9 +598,6 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
         assert await anext(stream) == 1
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await anext(stream)
-
-
-# What can be known
 
 
 async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
