@@ -280,8 +280,6 @@ async def test_a_map_that_does_not_fit_makes_no_call():
     assert handler.items == ["x"]
 
 
-# Everything at once
-
 STEPS = st.one_of(
     st.tuples(st.just("call"), st.sampled_from("abc"), st.sampled_from([None, 0.4, 1.4, 5])),
     st.tuples(st.just("leave"), st.integers(0, 9), st.none()),

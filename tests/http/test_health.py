@@ -151,9 +151,6 @@ async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config)
         assert await alive() == 200
 
 
-# The metrics of endpoints are there as long as the endpoints
-
-
 async def endpoints_in(app):
     text = (await ask(app, "/-/metrics", method="GET")).body.decode()
     series = r'^(shoal_\w+)_(?:count|total)\{.*endpoint="([^"]+)"'

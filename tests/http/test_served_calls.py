@@ -179,9 +179,6 @@ async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_
 # What is kept of calls that an App makes for the server itself: nothing
 
 
-# What is kept.
-
-
 async def test_a_backend_that_is_deleted_is_not_kept_by_its_last_call(held, app):
     held.go.set()
     app.endpoint("/model", name="model")(same)

@@ -18,8 +18,6 @@ from shoal.server.server import serve
 from shoal.testing import settle
 from time_limits import HANG_S
 
-# Clients that leave.
-
 
 async def settled(server, client, *, answers=0):
     """After the client has left: its call has ended, and its place is free."""

@@ -289,9 +289,6 @@ async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well():
     code.may_end.set()
 
 
-# Open batches
-
-
 async def test_the_code_of_an_open_batch_dies_with_its_replica():
     async with serving(replica := replica_of(Waiting())), anyio.create_task_group() as tasks:
 

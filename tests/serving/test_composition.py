@@ -296,9 +296,6 @@ async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
         assert not patience.cancelled_caught
 
 
-# Handles
-
-
 async def test_a_method_that_is_not_there_is_no_such_name():
     async with joined() as (_client, handle):
         for method in ("absent", "_private", "__init__", "reconfigure"):

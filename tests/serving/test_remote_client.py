@@ -333,9 +333,6 @@ async def test_neither_a_client_nor_a_handle_can_be_pickled(fake):
             pickle.dumps(await client.get_handle("e"))
 
 
-# The end
-
-
 async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
     async with connected(fake) as client:
         pass
