@@ -5,7 +5,6 @@ import threading
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal

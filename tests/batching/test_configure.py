@@ -5,8 +5,6 @@ import threading
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
 import shoal

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import pytest
 
 import shoal

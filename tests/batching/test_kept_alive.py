@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal

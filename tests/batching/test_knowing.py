@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal

@@ -5,7 +5,6 @@ import weakref
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal

@@ -9,8 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 import sniffio
 import trio

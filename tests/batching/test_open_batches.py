@@ -4,7 +4,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal

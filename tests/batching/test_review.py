@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 import pytest
 
 import shoal

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import counted, statistics
 from held_requests import asking, held_request, read_answer

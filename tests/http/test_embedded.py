@@ -6,7 +6,6 @@ import stat
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 import httpx
 import pytest
 

@@ -6,7 +6,6 @@ import weakref
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from server_in_memory import asked, serving

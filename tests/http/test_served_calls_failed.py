@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, kind_of, served, statistics
 from pydantic import BeforeValidator

@@ -4,7 +4,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from live_server import live, until_quiet

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import sniffio
 import trio
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from shoal.batching.current import current_batch
 from shoal.replicas.code.endpoint_call import CallOut, parent_channel

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 import shoal
 from shoal.loops.this_loop import parking_of_this_loop

@@ -5,7 +5,6 @@ import struct
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from replicas.remote_servers import listening

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from worker_processes import until

@@ -10,7 +10,6 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from certificates import new_certificate

@@ -7,8 +7,6 @@ import types
 from functools import partial
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 import pytest
 
 import shoal

@@ -3,7 +3,6 @@
 import socket
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import h2.settings
 import pytest

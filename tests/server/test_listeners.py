@@ -8,7 +8,6 @@ import sys
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import pytest
 from echo_app import EchoApp
 from live_server import Client, read_all, read_until, request

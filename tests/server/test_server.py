@@ -5,7 +5,6 @@ import socket
 import time
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import pytest
 from echo_app import EchoApp

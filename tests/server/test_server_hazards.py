@@ -3,7 +3,6 @@
 import logging
 
 import anyio
-import anyio.lowlevel
 import h2.errors
 import h2.events
 import h2.settings

@@ -4,7 +4,6 @@ Tests with the fixture `each_poller` run there, too.
 """
 
 import anyio
-import anyio.lowlevel
 import pytest
 from echo_app import EchoApp
 from live_server import live, read_all, read_until, request, until_quiet, upgrade

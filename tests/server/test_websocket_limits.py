@@ -5,7 +5,6 @@ import tracemalloc
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import h2.exceptions
 import h2.settings

@@ -3,7 +3,6 @@
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from shoal.errors import InUse, NameTaken, NoSuchName, ShutDown
 from shoal.serving.backend_config import BackendConfig

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
-import anyio.lowlevel
 
 from serving.fault_backends import Boom, PlainServed, Served, illness
 from serving.fault_load import HANG_S, FaultLoad

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle

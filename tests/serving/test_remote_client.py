@@ -12,7 +12,6 @@ from functools import partial
 from types import MappingProxyType
 
 import anyio
-import anyio.to_thread
 import httpx
 import pytest
 import trio

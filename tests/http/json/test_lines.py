@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from numpy.typing import NDArray

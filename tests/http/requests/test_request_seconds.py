@@ -5,7 +5,6 @@ import time
 from collections import Counter
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import counted, kind_of, served, slow_app
 

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from pydantic import BaseModel
