@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
-from handlers import app_of, double
+from handlers import app_of, ask_once, double
 from shoal.asgi.lifespan import AppLifespan
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.http.requests.call import HttpMetadata
@@ -79,8 +79,7 @@ def options_of(app):
 )
 async def test_every_kind_of_handler_is_served(handler, result):
     app = app_of(handler)
-    async with app.lifespan():
-        answer = await ask(app, "/x", {"items": 2} if result == 15 else 2)
+    answer = await ask_once(app, "/x", {"items": 2} if result == 15 else 2)
     assert (answer.status, answer.json()) == (200, result)
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-length"] == str(len(answer.body))
@@ -175,8 +174,7 @@ async def test_a_response_in_a_slot_is_sent_as_it_is():
         return [page] * len(items)
 
     app = app_of(pages)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
+    answer = await ask_once(app, "/x", 1)
     assert (answer.status, answer.body) == (203, b"<p>")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["x-mine"] == "1"
@@ -204,13 +202,12 @@ async def test_a_response_that_streams_is_sent_as_it_is(placement):
         return [StreamingResponse(pieces(), 203, headers, "text/plain", task) for _ in items]
 
     app = app_of(streaming, placement=placement)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
-        assert (answer.status, answer.body) == (203, b"ab")
-        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-        assert answer.headers["x-mine"] == "1"
-        assert "transfer-encoding" not in answer.headers
-        assert closed == [True, "after it"]
+    answer = await ask_once(app, "/x", 1)
+    assert (answer.status, answer.body) == (203, b"ab")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["x-mine"] == "1"
+    assert "transfer-encoding" not in answer.headers
+    assert closed == [True, "after it"]
 
 
 async def test_a_response_that_streams_is_closed_when_its_client_leaves():
@@ -287,8 +284,7 @@ async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(pat
     app = shoal.App(protocols=["oip"])
     app.endpoint("/x", name="streaming")(streaming if path == "/x" else at_once)
     tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    async with app.lifespan():
-        answer = await ask(app, path, "a" if path == "/x" else {"inputs": [tensor]})
+    answer = await ask_once(app, path, "a" if path == "/x" else {"inputs": [tensor]})
     assert answer.status == 500
     assert "a StreamingResponse can only be the one result of a call by plain HTTP" in caplog.text
 
@@ -542,17 +538,16 @@ async def test_the_health_routes_say_what_is_there(caplog, doubling):
     assert (await ask(doubling, "/-/healthz", method="GET")).json() == {"status": "alive"}
     ready = await ask(doubling, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "not open")
-    async with doubling.lifespan():
-        ready = await ask(doubling, "/-/readyz", method="GET")
-        assert ready.status == 200
-        assert ready.json()["endpoints"]["double"] == {
-            "path": "/x",
-            "state": "open",
-            "alive": True,
-            "queued": 0,
-            "running": 0,
-            "backends": {"double": "ready"},
-        }
+    ready = await ask_once(doubling, "/-/readyz", method="GET")
+    assert ready.status == 200
+    assert ready.json()["endpoints"]["double"] == {
+        "path": "/x",
+        "state": "open",
+        "alive": True,
+        "queued": 0,
+        "running": 0,
+        "backends": {"double": "ready"},
+    }
     ready = await ask(doubling, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "closed")
     routes = (await ask(doubling, "/-/routes", method="GET")).json()

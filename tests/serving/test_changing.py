@@ -182,7 +182,6 @@ async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
 
 
 async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> None:
-
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == 1 and replica.number < 4:  # and not those that take their places
             await anyio.sleep_forever()
@@ -199,7 +198,6 @@ async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> 
 
 
 async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced() -> None:
-
     async def reconfigure(replica: ScriptedReplica, _: Any) -> None:
         if replica.number == 0:
             raise ZeroDivisionError
@@ -215,7 +213,6 @@ async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced
 
 @pytest.mark.parametrize("dying", [0, 1])
 async def test_a_replica_that_dies_while_it_is_told_fails_the_change(dying: int) -> None:
-
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == 2 and replica.number == dying:
             replica.die()

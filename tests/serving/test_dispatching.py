@@ -219,7 +219,6 @@ async def test_a_batch_runs_again_also_while_its_backend_drains(held: Held) -> N
 
 
 async def test_a_batch_runs_again_with_all_of_its_items() -> None:
-
     async def code(items: list[int]) -> list[int]:
         taken = [items.pop() for _ in range(len(items))][::-1]
         if len(stage.calls) == 1:

@@ -335,7 +335,6 @@ async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays()
 
 
 async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
-
     async def start(_: Any) -> None:
         await anyio.sleep(10)
 

@@ -17,6 +17,7 @@ from pydantic import AllowInfNan, BaseModel
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import ask_once
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.plain import encoded
@@ -197,8 +198,7 @@ async def test_a_default_is_the_same_in_a_large_body():
     async def form(forms: list[Form]) -> list[Any]:
         return [one.form for one in forms]
 
-    async with app.lifespan():
-        answer = await ask(app, "/form", {"numbers": [1] * 5000})
+    answer = await ask_once(app, "/form", {"numbers": [1] * 5000})
     assert answer.json() == LIKE_A_SCHEMA
 
 
@@ -230,8 +230,7 @@ async def test_the_first_error_of_a_container_is_all_that_is_told(annotation, it
 
     one.__annotations__ = {"items": list[annotation]}
     app.endpoint("/one")(one)
-    async with app.lifespan():
-        answer = await ask(app, "/one", item)
+    answer = await ask_once(app, "/one", item)
     assert (answer.status, len(answer.json()["errors"])) == (422, errors)
 
 
@@ -261,8 +260,7 @@ async def test_fields_that_are_named_as_parts_of_a_schema_are_fields(wrong, stat
         return [len(item.type) for item in items]
 
     right = {"type": [1] * 5000, "default": [], "metadata": []}
-    async with app.lifespan():
-        answer = await ask(app, "/one", {**right, **wrong})
+    answer = await ask_once(app, "/one", {**right, **wrong})
     assert answer.status == status, answer.body
     if status == 422:
         assert len(answer.json()["errors"]) == 1

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import ask_once
 from shoal.http.openai import OpenAI
 from shoal.http.openai.texts.messages import SPECIAL
 from shoal.http.requests.disconnects import UNNOTICED_S
@@ -426,8 +427,7 @@ async def test_embeddings_are_one_batch():
         return [[1.0]] * len(texts)
 
     app.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)(embed)
-    async with app.lifespan():
-        await ask(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
+    await ask_once(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
     assert sizes == [8]
 
 
@@ -562,7 +562,6 @@ REFUSED = [
 
 @pytest.mark.one_loop
 async def test_what_is_refused(app):
-
     for (path, asked), status, param, code in REFUSED:
         got, error = await refused(app, asked, path)
         assert (got, error["param"], error["code"]) == (status, param, code), (asked, error)
@@ -704,7 +703,6 @@ def test_wrong_options_are_refused():
 
 
 async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_the_protocol(app):
-
     for method, path in (("GET", COMPLETIONS), ("PUT", CHATS), ("DELETE", "/v1/models/upper")):
         answer = await ask(app, path, method=method)
         assert answer.status == 405
@@ -787,12 +785,11 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
         return [prompt.upper() for prompt in prompts]
 
     asked = {"model": "upper", "prompt": "a b", "stream_options": {"include_usage": True}}
-    async with app.lifespan():
-        answer = await ask(app, COMPLETIONS, {**asked, "stream": True, **more})
-        if more:
-            assert events(answer.body)[-1]["error"]["type"] == "server_error"
-        else:
-            assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
+    answer = await ask_once(app, COMPLETIONS, {**asked, "stream": True, **more})
+    if more:
+        assert events(answer.body)[-1]["error"]["type"] == "server_error"
+    else:
+        assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
 
 
 async def embedded(result, form, *, inputs="a"):
@@ -928,8 +925,7 @@ async def test_the_texts_of_a_chat_may_come_from_backends_that_take_different_it
     app.backend("messages", of_messages, placement="task")
     app.backend("text", of_text, placement="task")
     app.route("m", backend={"messages": 0.5, "text": 0.5}, path="/m")
-    async with app.lifespan():
-        body = (await ask(app, CHATS, {"model": "m", "messages": HI, "n": 32})).json()
+    body = (await ask_once(app, CHATS, {"model": "m", "messages": HI, "n": 32})).json()
     texts = {choice["message"]["content"] for choice in body["choices"]}
     assert texts == {"of messages", "user: hi\nassistant:"}
     assert body["usage"]["prompt_tokens"] == 3  # those of the template

@@ -8,6 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
+from handlers import ask_once
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.problem import problem_of
 from shoal.testing import settle
@@ -72,8 +73,7 @@ def failing(error):
 async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers(app):
     error = HTTPException(402, "pay first", {"X-Price": "3", "x-odd": "\u20ac"})
     app.endpoint("/x")(failing(error))
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
+    answer = await ask_once(app, "/x", 1)
     assert (answer.status, answer.headers["x-price"]) == (402, "3")
     assert answer.json() == {
         "type": "about:blank",
@@ -101,8 +101,7 @@ async def test_an_http_exception_in_a_slot_is_its_callers_alone(app):
 async def test_internals_are_shown_in_debug_mode_alone(debug):
     app = shoal.App(debug=debug)
     app.endpoint("/x")(failing(ValueError("a secret")))
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
+    answer = await ask_once(app, "/x", 1)
     assert answer.status == 500
     assert (b"a secret" in answer.body) is debug
     assert ("traceback" in answer.json()) is debug
@@ -230,8 +229,7 @@ async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(capl
 
 async def test_what_a_handler_returned_is_not_logged(caplog, app):
     app.endpoint("/x", name="x")(wrong)
-    async with app.lifespan():
-        assert (await ask(app, "/x", 1)).status == 500
+    assert (await ask_once(app, "/x", 1)).status == 500
     assert "must give back a list of 1 results, not str" in caplog.text
     assert "secret" not in caplog.text
 
@@ -261,7 +259,6 @@ class Unwilling(Exception):
 
 async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplog, app):
     app.endpoint("/", name="one")(failing(Unwilling()))
-    async with app.lifespan():
-        answer = await ask(app, "/", item=1)
+    answer = await ask_once(app, "/", item=1)
     assert answer.status == 500
     assert len([r for r in caplog.records if r.exc_info]) == 1
