@@ -449,9 +449,7 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
 
 
 @pytest.mark.parametrize("more", [{"shared_memory_bytes": 7}, {"num_replicas": 3}, {}])
-async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
-    more: dict[str, Any],
-) -> None:
+async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(more):
     async def put_backend(*_: Any) -> None:
         await anyio.lowlevel.checkpoint()
         raise OSError("the disk is full")
@@ -539,9 +537,7 @@ async def test_a_placement_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change_of", "told"), [({"shared_memory_bytes": 7}, [1]), ({"num_replicas": 2}, [1, 2, 1])]
 )
-async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
-    change_of: dict[str, Any], told: list[Any]
-) -> None:
+async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(change_of, told):
     stage = Stage()
     stage.start = failing("no room", lambda number: number > 0)
     async with serving(Configured, stage, user_config=1) as (controller, handle, _):
@@ -648,9 +644,7 @@ async def test_a_bound_that_is_lowered_holds_from_the_next_batch_on() -> None:
 
 
 @pytest.mark.parametrize("old_name", [False, True])
-async def test_it_warns_once_of_a_bound_below_what_batches_need(
-    old_name: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_warns_once_of_a_bound_below_what_batches_need(old_name, caplog):
     name = "max_concurrent_queries" if old_name else "max_ongoing_requests"
     async with serving(echo, max_batch_size=8, **{name: 4}) as (controller, _, _):
         await change(controller, retries=1)

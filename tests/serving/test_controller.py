@@ -110,9 +110,7 @@ async def test_a_tag_is_free_when_its_backend_has_gone_and_not_before(held: Held
         ("x", echo, {"config": 5}, TypeError),
     ],
 )
-async def test_a_backend_that_makes_no_sense_is_refused(
-    tag: Any, code: Any, arguments: dict[str, Any], error: type[Exception]
-) -> None:
+async def test_a_backend_that_makes_no_sense_is_refused(tag, code, arguments, error):
     async with Controller() as controller:
         with pytest.raises(error):
             await controller.create_backend(tag, code, **arguments)
@@ -278,9 +276,7 @@ async def test_shutdown_ends_though_an_update_is_under_way(change: dict[str, Any
 
 
 @pytest.mark.parametrize("change", [{"num_replicas": 3}, {"shared_memory_bytes": 5}])
-async def test_an_update_that_is_cancelled_during_shutdown_starts_nothing(
-    change: dict[str, Any],
-) -> None:
+async def test_an_update_that_is_cancelled_during_shutdown_starts_nothing(change):
     stage = Stage()
     stage.stop_gate = anyio.Event()
     async with serving(echo, stage) as (controller, _, _), anyio.create_task_group() as tasks:
@@ -403,9 +399,7 @@ async def test_a_delete_by_force_ends_though_a_replica_does_not(stage: Stage) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", range(12))
 @pytest.mark.parametrize("verb", ["delete", "force", "create"])
-async def test_a_backend_whose_verb_is_cancelled_at_any_moment_is_there_or_not(
-    verb: str, passes: int
-) -> None:
+async def test_a_backend_whose_verb_is_cancelled_at_any_moment_is_there_or_not(verb, passes):
     async with serving(echo) as (controller, handle, stage):
         place = {"placement": stage}
         await controller.create_backend("x", echo, config=place)

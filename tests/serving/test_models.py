@@ -159,9 +159,7 @@ async def test_a_load_that_hangs_fails_after_its_limit() -> None:
         assert await of(handle, "a") == ("a", 0)
 
 
-async def test_an_unload_that_raises_is_logged_and_the_load_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unload_that_raises_is_logged_and_the_load_goes_on(caplog):
     made = code()
 
     async def raises(_self: Any, _model: str) -> None:

@@ -27,9 +27,7 @@ async def test_requests_left_the_queue_in_time_although_their_replica_dies(death
         assert caller.outcome == 3
 
 
-async def test_a_death_in_a_backend_that_drops_its_queue_fails_its_requests(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_death_in_a_backend_that_drops_its_queue_fails_its_requests(caplog):
     held = Held()
     config: Any = {"retries": 1, "num_replicas": 2, "drop_queued_on_shutdown": True}
     async with serving_tasks(held, **config) as (controller, handle, stage, tasks):

@@ -280,9 +280,7 @@ async def test_a_new_replica_works_while_an_old_one_finishes() -> None:
 
 @pytest.mark.parametrize("failing_one", [3, 4, 5])
 @pytest.mark.parametrize("verb", ["restart", "update", "scale"])
-async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
-    verb: str, failing_one: int
-) -> None:
+async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(verb, failing_one):
     async with serving(echo, num_replicas=3) as (controller, handle, stage):
         await settle()
         before = await controller.get_backend_config("b")
@@ -477,9 +475,7 @@ async def test_an_end_that_was_asked_for_is_no_error(caplog: pytest.LogCaptureFi
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_replicas_that_are_cancelled_are_not_told_as_dead(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_replicas_that_are_cancelled_are_not_told_as_dead(caplog):
     with anyio.CancelScope() as scope:
         async with serving(echo, num_replicas=2):
             scope.cancel()
