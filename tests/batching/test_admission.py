@@ -45,17 +45,6 @@ async def test_by_default_the_queue_has_no_bound(held: Held) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_reject_refuses_at_once_what_does_not_fit(held: Held) -> None:
-    batcher = bounded(held, 2, "reject")
-    async with plugged(held, batcher, "busy") as (call, tasks):
-        callers = await launch(tasks, *map(call, range(5)))
-        assert [type(caller.outcome) for caller in callers[2:]] == [shoal.errors.Overloaded] * 3
-        assert "max_queued_requests=2" in str(callers[2].outcome)
-        statistics = batcher.statistics()
-        assert (statistics.rejected, statistics.queued) == (3, 2)
-    assert [caller.outcome for caller in callers[:2]] == [0, 1]
-
-
 async def test_wait_parks_the_callers_in_order(held: Held) -> None:
     batcher = bounded(held, 2, "wait")
     async with plugged(held, batcher, "busy") as (call, tasks):
@@ -87,7 +76,7 @@ async def test_parked_requests_make_full_batches_when_the_slot_is_free(held: Hel
 
 
 @pytest.mark.parametrize("overload", ["reject", "wait"])
-async def test_a_bound_of_0_admits_only_what_can_start_now(overload: str, held: Held) -> None:
+async def test_tb10_a_bound_of_0_admits_only_what_can_start_now(overload: str, held: Held) -> None:
     batcher = bounded(
         held, 0, overload, max_concurrent_batches=2, max_batch_size=2, batch_wait_timeout_s=1
     )

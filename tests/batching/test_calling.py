@@ -156,7 +156,7 @@ async def pairs(
     return list(zip(left, right, mark, strict=True))
 
 
-async def test_each_parameter_is_batched_into_a_list_of_its_own() -> None:
+async def test_ru12_each_parameter_is_batched_into_a_list_of_its_own() -> None:
     async with shoal.Batcher(pairs) as call:
         got = await outcomes(
             call(1, 2), call(3, right=4), call(right=6, left=5), call(8, mark="?"), call(left=9)

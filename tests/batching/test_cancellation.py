@@ -68,7 +68,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates(hel
     assert (statistics.finished, statistics.cancelled) == (2, 1)
 
 
-async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_is_free(held):
+async def test_ru13_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_free(held):
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(2)))

@@ -1,6 +1,5 @@
 """Live changes: together, checked as a whole, from the next batch on."""
 
-import logging
 import threading
 from typing import Any
 
@@ -108,23 +107,6 @@ async def test_stream_options_change_for_later_streams() -> None:
         async with anyio.create_task_group() as tasks:
             (reader,) = await read_all(tasks, call(0))
     assert reader.items == list(range(10))
-
-
-async def test_a_queue_too_small_for_full_batches_is_warned_of(caplog):
-    def warnings() -> int:
-        found = [r for r in caplog.records if r.levelno >= logging.WARNING]
-        caplog.clear()
-        return len(found)
-
-    batcher = shoal.Batcher(
-        Recorder(), max_batch_size=5, max_concurrent_batches=2, max_queued_requests=10
-    )
-    async with batcher:
-        assert warnings() == 0
-        batcher.set_max_batch_size(6)
-        assert warnings() == 1
-        batcher.configure(max_batch_size=5)
-        assert warnings() == 0
 
 
 async def test_a_batch_that_gathers_keeps_its_size_and_its_wait(recorder: Recorder) -> None:

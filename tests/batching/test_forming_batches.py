@@ -12,11 +12,12 @@ from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
 
-async def test_a_full_batch_leaves_at_once(recorder: Recorder) -> None:
-    async with shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=100) as call:
+@pytest.mark.parametrize("size", [1, 3])
+async def test_ru6_ru9_a_full_batch_leaves_at_once(size: int, recorder: Recorder) -> None:
+    async with shoal.Batcher(recorder, max_batch_size=size, batch_wait_timeout_s=100) as call:
         assert await call.map(range(6)) == list(range(6))
         assert anyio.current_time() == 0
-    assert recorder.batches == [[0, 1, 2], [3, 4, 5]]
+    assert recorder.batches == [list(range(first, first + size)) for first in range(0, 6, size)]
 
 
 async def test_the_wait_is_counted_from_the_arrival_of_the_oldest(recorder: Recorder) -> None:

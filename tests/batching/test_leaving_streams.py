@@ -42,7 +42,9 @@ async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> No
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_when_the_last_reader_leaves_the_generator_is_closed(together: bool) -> None:
+async def test_ru13_tq15_when_the_last_reader_leaves_the_generator_is_closed(
+    together: bool,
+) -> None:
     async with two_readers() as (steps, batcher, first, second):
         steps.step(1, 2)
         await settle()

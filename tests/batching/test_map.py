@@ -105,7 +105,7 @@ async def test_items_of_a_map_share_batches_with_other_calls(held: Held) -> None
     assert held.batches == [["a", "b", "c", "d"]]
 
 
-async def test_a_map_that_is_cancelled_drops_all_of_its_calls(held: Held) -> None:
+async def test_tq9_a_map_that_is_cancelled_drops_all_of_its_calls(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call.map(range(5)))

@@ -26,7 +26,7 @@ async def first_of(batch: Any) -> Any:
 # How a batch begins, fills and ends
 
 
-async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_they_come(kind):
+async def test_ts1_ts6_the_handler_starts_with_the_first_request_and_gets_others_as_they_come(kind):
     came: list[tuple[float, Any]] = []
 
     async def handler(batch: Any) -> None:
@@ -54,7 +54,7 @@ async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_
         ("close", DispatchReason.DRAIN, 1),
     ],
 )
-async def test_what_ends_a_batch(kind, how, reason, closed_at):
+async def test_ts4_ts5_what_ends_a_batch(kind, how, reason, closed_at):
     handler = Taker(kind)
     options = {"wait": {"batch_wait_timeout_s": 5}, "idle": {"idle_timeout_s": 2}}.get(
         how, {"batch_wait_timeout_s": None}
@@ -98,7 +98,7 @@ async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(ki
     assert [caller.outcome for caller in callers] == [6, 3, 4, 1]
 
 
-async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
+async def test_ts9_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
     handler = Taker(kind)
     async with of(handler, kind) as call, anyio.create_task_group() as tasks:
         await settle()

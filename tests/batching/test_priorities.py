@@ -208,7 +208,7 @@ async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed(
 
 
 @pytest.mark.parametrize("overload", ["wait", "shed_oldest"])
-async def test_the_bound_of_a_level_refuses_whatever_overload_says(overload, held):
+async def test_tb13_the_bound_of_a_level_refuses_whatever_overload_says(overload, held):
     policies = {3: shoal.QueuePolicy(max_queued_requests=1)}
     options: Any = {"overload": overload, "max_queued_requests": 9, "queue_policies": policies}
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=3, **options)

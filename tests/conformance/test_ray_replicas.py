@@ -18,12 +18,10 @@ from batching.scenes import (
     line_up,
     outcome,
     outcomes,
-    read_all,
     settle,
 )
-from conformance.replica_scenes import Passing, chain, living_tasks, served, service
+from conformance.replica_scenes import chain, living_tasks, served, service
 from shoal.errors import ShutDown
-from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
 # RI: whole requests.
@@ -51,15 +49,6 @@ async def test_ri2_two_batches_of_five_are_in_flight_at_any_time(replicas, at_on
     ) as handle:
         assert await outcomes(*map(handle.call, range(20))) == list(range(20))
     assert seen == [(2, 10)] * 4
-
-
-async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller():
-    async def handler(items: list[int]) -> Any:
-        return 5
-
-    async with served(accept_batch(handler)) as handle:
-        with pytest.raises(TypeError):
-            await handle.call(1)
 
 
 async def test_ri8_each_batch_sees_the_contexts_of_its_requests():
@@ -177,16 +166,6 @@ async def test_ri13_an_item_larger_than_a_batch_is_refused_alone(recorder):
 # RC1-RC9: callers that leave.
 
 
-async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it_calls():
-    async with chain() as (handle, outer, inner), anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, handle.call(1))
-        await settle()
-        assert inner.batches == [[1]]
-        await caller.gone()
-        assert caller.outcome == LEFT
-        assert outer.cancelled == inner.cancelled == [[1]]
-
-
 async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler(held):
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         first, second = await line_up(tasks, handle.call(1), handle.call(2))
@@ -196,33 +175,6 @@ async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handle
         held.gate.set()
     assert first.outcome == 1
     assert held.batches == [[1]]
-
-
-async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody(recorder):
-    async with Controller() as controller, anyio.create_task_group() as tasks:
-        await controller.create_backend("b", recorder)
-        await controller.create_endpoint("e", backend=None)
-        handle = await controller.get_handle("e")
-        left, stays = await line_up(tasks, handle.call("left"), handle.call("stays"))
-        await settle()
-        await left.gone()
-        assert left.outcome == LEFT
-        await controller.set_traffic("e", {"b": 1})
-        await settle()
-        assert stays.outcome == "stays"
-    assert recorder.batches == [["stays"]]
-
-
-async def test_rc7_cancelling_a_stream_cancels_its_generator(steps):
-    async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-        (reader,) = await read_all(tasks, handle.stream("a"))
-        steps.step("hi")
-        await settle()
-        assert reader.items == ["hi"]
-        assert not steps.closed
-        await reader.gone()
-        assert reader.outcome == LEFT
-        assert steps.closed
 
 
 async def test_rc7_a_stream_that_was_closed_has_no_next_item(steps):
@@ -280,13 +232,6 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service():
 # RC13-RC19: time-outs.
 
 
-async def test_rc14_a_call_whose_handler_hangs_times_out():
-    async with served(Held()) as handle:
-        with pytest.raises(TimeoutError):
-            await handle.options(timeout_s=0.1).call(1)
-        assert anyio.current_time() == pytest.approx(0.1)
-
-
 async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(held):
     async with served(held, max_batch_size=1) as handle:
         limited = handle.options(timeout_s=0.5)
@@ -325,21 +270,6 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls():
         assert outer.cancelled == inner.cancelled == [[1]]
 
 
-async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_service():
-    deadlines: list[float | None] = []
-
-    async def code(items: list[int]) -> list[int]:
-        deadlines.extend(request.deadline for request in shoal.current_batch().requests)
-        return items
-
-    async with Controller() as controller:
-        inner = await service(controller, "inner", code)
-        outer = await service(controller, "outer", Passing(inner))
-        assert await outer.options(timeout_s=7).call(1) == 1
-        assert await outer.call(2) == 2
-    assert deadlines == [pytest.approx(7), None]
-
-
 async def test_rc19_what_times_out_in_line_never_reaches_the_handler(held):
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         await line_up(tasks, handle.call(1))
@@ -351,16 +281,6 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler(held):
 
 
 # RC20-RC24: streams.
-
-
-async def test_rc23_an_error_after_the_first_chunk_comes_after_it(steps):
-    async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-        (reader,) = await read_all(tasks, handle.stream(1))
-        steps.step("1")
-        steps.fail(RuntimeError("broken"))
-        await settle()
-        assert reader.items == ["1"]
-        assert type(reader.outcome) is RuntimeError
 
 
 # RC25-RC31: the end of a controller.

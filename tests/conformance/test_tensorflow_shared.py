@@ -92,7 +92,7 @@ async def test_tb2_full_batches_leave_the_rest_goes_on_closing_and_none_is_empty
 
 
 @BOTH
-async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes, recorder):
+async def test_tb3_ru8_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes, recorder):
     options = {**sizes, "max_batch_size": 4, "batch_wait_timeout_s": 10}
     async with shoal.Batcher(recorder, **options) as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
@@ -142,17 +142,6 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound, held):
     assert queue.statistics().finished == 1 + 2 * bound
 
 
-@BOTH
-async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes, held):
-    options = {**sizes, "max_batch_size": 10, "max_queued_requests": 0}
-    async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(7))
-        await settle()
-        assert isinstance(await outcome(call(1)), shoal.errors.Overloaded)
-        held.gate.set()
-    assert caller.outcome == 7
-
-
 async def test_tb10_the_bound_of_a_level_must_be_positive():
     with pytest.raises(ValueError, match="max_queued_requests must be at least 1, not 0"):
         shoal.QueuePolicy(max_queued_requests=0)
@@ -164,23 +153,6 @@ async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels(recorder):
             await call.options(priority=LOW)(11)
         assert await call.options(priority=LOW)(10) == 10
     assert recorder.batches == [[10]]
-
-
-async def test_tb13_a_full_low_level_refuses_with_its_counts(held):
-    policies = {LOW: shoal.QueuePolicy(max_queued_requests=2)}
-    queue = shoal.Batcher(held, **LEVELS, queue_policies=policies)
-    async with queue as call, anyio.create_task_group() as tasks:
-        low = call.options(priority=LOW)
-        await line_up(tasks, call.options(priority=HIGH)(10))
-        await settle()
-        await line_up(tasks, low(10), low(10))
-        refusal = await outcome(low(1))
-        assert isinstance(refusal, shoal.errors.Overloaded)
-        assert "2 requests of priority 2 are waiting" in str(refusal)
-        assert queue.statistics().queued == 2
-        (high,) = await line_up(tasks, call.options(priority=HIGH)(1))  # has a line of its own
-        held.gate.set()
-    assert high.outcome == 1
 
 
 def filled(items: list[int], size: int) -> list[int]:

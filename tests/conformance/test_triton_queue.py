@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Recorder, line_up, read_all, settle
+from batching.scenes import Recorder, line_up, settle
 
 SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size}
 
@@ -93,22 +93,6 @@ async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s):
     )
 
 
-async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line(held):
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (sequence,) = await line_up(tasks, call.map([0, 1, 2]))
-        (other,) = await line_up(tasks, call(3))
-        await settle()
-        before = batcher.statistics()
-        assert (before.running, before.queued) == (1, 3)
-        sequence.leave()
-        await settle()
-        held.gate.set()
-    assert (sequence.outcome, other.outcome) == (LEFT, 3)
-    assert held.batches == [[0], [3]]
-    assert batcher.statistics().cancelled == 3  # the running one, and the two in line
-
-
 async def test_tq11_leaving_many_calls_is_one_cancellation(held):
     batcher = shoal.Batcher(held, max_batch_size=4)
     endings: list[BaseException] = []
@@ -171,17 +155,3 @@ async def test_tq15_a_stream_is_no_answer_to_await(steps):
         with pytest.raises(TypeError):
             await call(1)
     assert steps.batches == []
-
-
-async def test_tq15_a_reader_that_leaves_in_mid_stream_leaves_the_batcher_healthy(steps):
-    batcher = shoal.Batcher(steps.handler)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (reader,) = await read_all(tasks, call(1))
-        steps.step("a")
-        await settle()
-        await reader.gone()
-        assert (reader.items, steps.closed, batcher.is_alive) == (["a"], True, True)
-        (again,) = await read_all(tasks, call(2))
-        steps.step("b")
-        steps.end()
-    assert (again.items, again.outcome) == (["b"], "end")

@@ -128,16 +128,6 @@ async def test_shutdown_waits_for_what_is_under_way() -> None:
         assert stage.replicas[0].stopped
 
 
-async def test_shutdown_waits_no_longer_than_the_grace() -> None:
-    async with serving(slowly, graceful_shutdown_timeout_s=4) as (controller, handle, _):
-        async with anyio.create_task_group() as tasks:
-            callers = await under_way(tasks, handle.call(1000.0))
-            callers += await under_way(tasks, handle.call(1000.0))
-            await controller.shutdown()
-            assert anyio.current_time() < 10
-        assert all(isinstance(c.outcome, BatcherClosed | ReplicaDied) for c in callers)
-
-
 async def test_after_shutdown_each_verb_is_refused_and_shutdown_is_not() -> None:
     async with serving(echo) as (controller, _, _):
         await controller.shutdown()

@@ -63,7 +63,7 @@ async def read_until_a_death(stage: Stage, handle: EndpointHandle) -> list[list[
     return results
 
 
-async def test_an_error_about_results_names_the_backend() -> None:
+async def test_ri3_an_error_about_results_names_the_backend() -> None:
     async def five(_: list[int]) -> Any:
         return 5
 

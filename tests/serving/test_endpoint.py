@@ -163,7 +163,7 @@ async def test_a_request_that_comes_when_there_is_traffic_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-async def test_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> None:
+async def test_rc4_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> None:
     async with serving(echo) as (controller, _, stage), anyio.create_task_group() as tasks:
         later = await without_traffic(controller)
         callers = await under_way(tasks, *[later.call(item) for item in range(3)])

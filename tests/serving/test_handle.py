@@ -281,7 +281,7 @@ async def test_a_priority_goes_first(held: Held) -> None:
         assert held.batches == [[0], [1], [3]]
 
 
-async def test_a_time_out_ends_a_call_that_runs() -> None:
+async def test_rc14_a_time_out_ends_a_call_that_runs() -> None:
     async with serving(slowly) as (_, handle, _):
         error = await outcome(handle.options(timeout_s=2).call(100.0))
         assert isinstance(error, DeadlineExceeded)
@@ -377,7 +377,7 @@ async def test_a_reader_that_is_cancelled_leaves_the_stream(entered: bool) -> No
         assert closed == [[1]]
 
 
-async def test_a_stream_that_fails_counts_once() -> None:
+async def test_rc23_a_stream_that_fails_counts_once() -> None:
     async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
         yield items
         raise ZeroDivisionError
@@ -444,7 +444,7 @@ async def test_code_calls_other_code() -> None:
         assert [len(items) for _, items in stage.calls] == [5]
 
 
-async def test_a_caller_that_leaves_cancels_the_calls_of_the_code(held: Held) -> None:
+async def test_rc3_rc5_a_caller_that_leaves_cancels_the_calls_of_the_code(held: Held) -> None:
     async with serving(held) as (controller, inner, _), anyio.create_task_group() as tasks:
 
         async def outer(items: list[int]) -> list[int]:
@@ -458,7 +458,7 @@ async def test_a_caller_that_leaves_cancels_the_calls_of_the_code(held: Held) ->
         assert held.cancelled == [[1]]
 
 
-async def test_a_deadline_goes_on_to_the_calls_of_the_code() -> None:
+async def test_rc18_a_deadline_goes_on_to_the_calls_of_the_code() -> None:
     async with serving(asked) as (controller, inner, _):
         seen: list[Any] = []
 
