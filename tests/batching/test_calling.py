@@ -156,7 +156,7 @@ async def pairs(
     return list(zip(left, right, mark, strict=True))
 
 
-async def test_ru12_each_parameter_is_batched_into_a_list_of_its_own() -> None:
+async def test_ru12_tx9_each_parameter_is_batched_into_a_list_of_its_own() -> None:
     async with shoal.Batcher(pairs) as call:
         got = await outcomes(
             call(1, 2), call(3, right=4), call(right=6, left=5), call(8, mark="?"), call(left=9)
@@ -172,7 +172,7 @@ async def test_a_left_out_single_parameter_gets_its_default() -> None:
         assert await outcomes(call(), call("given")) == ["default", "given"]
 
 
-async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a_batch(recorder):
+async def test_tx5_a_bad_call_is_a_type_error_of_its_caller_alone_and_enters_no_batch(recorder):
     async def two(left: list[int], right: list[int]) -> list[int]:
         return await recorder(left)
 

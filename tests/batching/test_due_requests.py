@@ -76,7 +76,7 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held
 # Leaving in time
 
 
-async def test_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
+async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
     handler = Slow(1)
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:

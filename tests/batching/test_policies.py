@@ -166,7 +166,7 @@ async def test_a_broken_function_of_an_item_fails_its_caller_alone(option, broke
 # bucket_by
 
 
-async def test_only_requests_with_equal_keys_share_a_batch(recorder: Recorder) -> None:
+async def test_tx10_only_requests_with_equal_keys_share_a_batch(recorder: Recorder) -> None:
     batcher = shoal.Batcher(recorder, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=by_tens)
     async with batcher as call:
         assert await outcomes_in_order(*map(call, [1, 11, 2, 21, 12])) == [1, 11, 2, 21, 12]
