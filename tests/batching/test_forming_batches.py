@@ -40,7 +40,7 @@ async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next(recorder: Rec
     assert recorder.started_at[0] - arrived == pytest.approx(10)
 
 
-async def test_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up_into_a_large_one(held):
+async def test_tr27_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up(held):
     async with (
         shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=100) as call,
         anyio.create_task_group() as tasks,

@@ -238,7 +238,8 @@ async def test_results_are_given_while_an_async_source_waits() -> None:
         assert times == [(0, 0), (1, 100), (2, 200)]
 
 
-async def test_an_async_generator_is_closed_at_the_end() -> None:
+@pytest.mark.parametrize("error", [None, LookupError("while it was closed")])
+async def test_an_async_generator_is_closed_at_the_end_and_may_fail_then(error: Any) -> None:
     closed: list[int] = []
 
     async def source() -> AsyncGenerator[int]:
@@ -247,24 +248,13 @@ async def test_an_async_generator_is_closed_at_the_end() -> None:
                 yield item
         finally:
             closed.append(item)
+            if error is not None:
+                raise error
 
     async with shoal.Batcher(Recorder(), max_batch_size=4) as call:
         async with call.map(source()) as results:
             assert await anext(results) == 0
         assert len(closed) == 1
-
-
-async def test_what_the_end_of_an_async_generator_raises_ends_nothing_else() -> None:
-    async def source() -> AsyncGenerator[int]:
-        try:
-            for item in itertools.count():
-                yield item
-        finally:
-            raise LookupError("while it was closed")
-
-    async with shoal.Batcher(Recorder(), max_batch_size=4) as call:
-        async with call.map(source()) as results:
-            assert await anext(results) == 0
         assert await call(1) == 1
 
 

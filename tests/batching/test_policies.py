@@ -91,7 +91,9 @@ async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it(recorder: 
     assert recorder.batches == [[6], [5, 4], [3, 7], [1]]
 
 
-async def test_a_batch_is_full_at_its_number_of_requests_or_at_its_cost(recorder: Recorder) -> None:
+async def test_tx1_a_batch_is_full_at_its_number_of_requests_or_at_its_cost(
+    recorder: Recorder,
+) -> None:
     batcher = shoal.Batcher(
         recorder, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
     )

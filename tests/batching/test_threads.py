@@ -141,15 +141,6 @@ class Model:
 
 
 @BACKENDS
-def test_a_program_without_a_loop_calls_through_blocking(backend: str) -> None:
-    with shoal.blocking(double, backend=backend) as call:
-        assert call(21) == 42
-        assert call(items=4) == 8
-        with pytest.raises(TypeError):
-            call()
-
-
-@BACKENDS
 async def test_a_batcher_is_made_in_one_event_loop_and_opened_in_another(backend: str) -> None:
     """Of another kind, too."""
     batcher = shoal.Batcher(Recorder())

@@ -232,7 +232,7 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service():
 # RC13-RC19: time-outs.
 
 
-async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(held):
+async def test_rc15_rc19_a_running_and_a_queued_call_time_out_and_then_one_is_served(held):
     async with served(held, max_batch_size=1) as handle:
         limited = handle.options(timeout_s=0.5)
         async with anyio.create_task_group() as tasks:
@@ -268,16 +268,6 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls():
             await handle.options(timeout_s=1).call(1)
         await settle()
         assert outer.cancelled == inner.cancelled == [[1]]
-
-
-async def test_rc19_what_times_out_in_line_never_reaches_the_handler(held):
-    async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
-        await line_up(tasks, handle.call(1))
-        await settle()
-        got = await outcome(handle.options(timeout_s=1).call(2))
-        assert type(got) is shoal.errors.DeadlineExceeded
-        held.gate.set()
-    assert held.batches == [[1]]
 
 
 # RC20-RC24: streams.

@@ -7,7 +7,6 @@ of such lists, whose cost is the number of its rows. M is `max_batch_size`.
 from itertools import chain
 from typing import Any
 
-import anyio
 import pytest
 
 import shoal
@@ -20,19 +19,6 @@ BY_ROWS: dict[str, Any] = {
     "join": lambda results: list(chain(*results)),
 }
 Matrix = list[list[int]]
-
-
-def halved(rows: list[float]) -> list[float]:
-    return [row / 2 for row in rows]
-
-
-async def test_tx1_two_calls_that_fill_a_batch_need_no_timer():
-    handler = Recorder(halved)
-    async with shoal.Batcher(handler, max_batch_size=4, **ROWS) as call:
-        results = await outcomes_in_order(call([100, 42]), call([71.5, 18.3]))
-        assert anyio.current_time() == 0
-    assert results == [[50, 21], [35.75, 9.15]]
-    assert len(handler.batches) == 1
 
 
 def zeros(rows: int, columns: int) -> Matrix:

@@ -202,22 +202,3 @@ async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches(recorder
     async with shoal.Batcher(recorder, max_batch_size=100, batch_wait_timeout_s=0.020) as call:
         assert await outcomes_in_order(*map(call, range(12))) == list(range(12))
     assert recorder.batches == [list(range(12))]
-
-
-async def test_tr27_without_a_delay_those_who_come_while_the_handler_runs_are_one_batch():
-    batches: list[int] = []
-
-    async def handler(items: list[int]) -> list[int]:
-        batches.append(len(items))
-        await anyio.sleep(0.1)
-        return items
-
-    async with (
-        shoal.Batcher(handler, max_batch_size=100) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, call(0))
-        await settle()
-        callers += await line_up(tasks, *map(call, range(1, 12)))
-    assert [caller.outcome for caller in callers] == list(range(12))
-    assert batches == [1, 11]
