@@ -29,6 +29,16 @@ def app():
 
 
 @pytest.fixture
+def openai():
+    return shoal.App(protocols=["openai"])
+
+
+@pytest.fixture
+def oip():
+    return shoal.App(protocols=["oip"])
+
+
+@pytest.fixture
 def held_app(app, held):
     """An application with one endpoint, whose handler is held."""
     app.endpoint("/held", name="held", max_batch_size=100)(held)

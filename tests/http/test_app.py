@@ -271,7 +271,7 @@ async def test_a_file_is_sent_as_it_is(placement, tmp_path, app):
 
 
 @pytest.mark.parametrize("path", ["/x", "/v2/models/streaming/infer"])
-async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(path, caplog):
+async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(path, caplog, oip):
     async def pieces():
         yield "a"
 
@@ -281,10 +281,9 @@ async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(pat
     async def at_once(items: list[str]) -> list[object]:
         return [StreamingResponse(pieces()) for _ in items]
 
-    app = shoal.App(protocols=["oip"])
-    app.endpoint("/x", name="streaming")(streaming if path == "/x" else at_once)
+    oip.endpoint("/x", name="streaming")(streaming if path == "/x" else at_once)
     tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    answer = await ask_once(app, path, "a" if path == "/x" else {"inputs": [tensor]})
+    answer = await ask_once(oip, path, "a" if path == "/x" else {"inputs": [tensor]})
     assert answer.status == 500
     assert "a StreamingResponse can only be the one result of a call by plain HTTP" in caplog.text
 

@@ -611,15 +611,14 @@ async def test_a_change_of_a_running_backend_is_obeyed(module, app):
 
 
 @pytest.mark.real_time
-async def test_a_protocol_that_has_called_a_backend_is_refused_once_it_decodes(module):
-    app = shoal.App(protocols=["oip"])
-    app.backend("b", "converting:same")
-    app.route("x", backend="b", path="/x")
+async def test_a_protocol_that_has_called_a_backend_is_refused_once_it_decodes(module, oip):
+    oip.backend("b", "converting:same")
+    oip.route("x", backend="b", path="/x")
     tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    async with app.lifespan():
-        assert (await ask(app, "/v2/models/x/infer", {"inputs": [tensor]})).status == 200
-        await app.controller.update_backend_config("b", {"decode": "converting:text"})
-        assert (await ask(app, "/v2/models/x/infer", {"inputs": [tensor]})).status == 400
+    async with oip.lifespan():
+        assert (await ask(oip, "/v2/models/x/infer", {"inputs": [tensor]})).status == 200
+        await oip.controller.update_backend_config("b", {"decode": "converting:text"})
+        assert (await ask(oip, "/v2/models/x/infer", {"inputs": [tensor]})).status == 400
 
 
 @pytest.mark.real_time
