@@ -1,10 +1,14 @@
-"""A handler, an application and a request that many tests use."""
+"""Handlers, an application and a request that many tests use."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import shoal
 from shoal.testing.asgi import Answer, ask
+
+
+async def echo(items: list[int]) -> list[int]:
+    return items
 
 
 async def double(items: list[int]) -> list[int]:

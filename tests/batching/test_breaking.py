@@ -10,6 +10,7 @@ import pytest
 import shoal
 from base_exceptions import Panic
 from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
+from handlers import echo
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 FATAL = pytest.mark.parametrize("fatal", [KeyboardInterrupt, SystemExit])
@@ -167,9 +168,6 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
 
 @pytest.mark.real_time
 def test_the_end_of_asyncios_loop_breaks_no_batcher(caplog: pytest.LogCaptureFixture) -> None:
-    async def echo(items: list[int]) -> list[int]:
-        return items
-
     batchers = [shoal.Batcher(echo) for _ in range(8)]
 
     async def keep_open(batcher: shoal.Batcher[Any]) -> None:

@@ -295,9 +295,6 @@ async def test_a_handler_that_another_one_waits_for_does_not_wait_for_its_batche
 
 
 async def test_a_handler_may_leave_the_block_of_another() -> None:
-    async def same(items: list[int]) -> list[int]:
-        return items
-
     other = shoal.Batcher(same)
     gate = anyio.Event()
 

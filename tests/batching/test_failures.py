@@ -14,6 +14,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
+from handlers import echo
 
 
 def raising(make: Any) -> Any:
@@ -274,10 +275,6 @@ class Broken(Exception):
 
 def broken(*_: Any) -> Any:
     raise Broken
-
-
-async def echo(items: list[Any]) -> list[Any]:
-    return items
 
 
 async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:

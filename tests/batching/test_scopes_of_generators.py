@@ -10,11 +10,8 @@ import pytest
 
 import shoal
 from batching.scenes import line_up, outcome, read_all, settle
+from handlers import echo
 from shoal.loops import private
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 def within_move_on() -> Any:

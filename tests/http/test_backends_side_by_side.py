@@ -1,18 +1,13 @@
 """An application starts its backends side by side, and adds them in their order."""
 
-from typing import Any
-
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome
+from handlers import echo
 from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ReplicaNotStarted
-
-
-async def echo(items: list[Any]) -> list[Any]:
-    return items
 
 
 def application(stage: Stage, *tags: str) -> shoal.App:

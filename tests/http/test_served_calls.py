@@ -12,6 +12,7 @@ from server_in_memory import asked, serving
 from starlette.responses import PlainTextResponse, Response
 
 import shoal
+from handlers import echo
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminMount, AppAdmin
 from shoal.testing import settle
@@ -148,11 +149,8 @@ async def test_the_admin_api_wants_its_token_however_its_path_is_written(method)
     ids=["batched", "refused", "not found", "not allowed", "options", "cached"],
 )
 async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_flood, status, app):
-    async def same(items: list[int]) -> list[int]:
-        return items
-
-    app.endpoint("/same", name="same")(same)
-    app.endpoint("/cached", name="cached", cache=shoal.Cache(max_size=9, ttl_s=60))(same)
+    app.endpoint("/same", name="same")(echo)
+    app.endpoint("/cached", name="cached", cache=shoal.Cache(max_size=9, ttl_s=60))(echo)
     async with served(app) as server:
         first, early, flood, late = (server.connect() for _ in range(4))
         first.ask("/cached", 1)
@@ -180,7 +178,7 @@ async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_
 
 async def test_a_backend_that_is_deleted_is_not_kept_by_its_last_call(held, app):
     held.go.set()
-    app.endpoint("/model", name="model")(same)
+    app.endpoint("/model", name="model")(echo)
     app.backend("next", held)
     async with served(app) as server:
         client = await server.ask("/model", 1)
@@ -238,24 +236,20 @@ async def response(items: list[int]) -> list[Response]:
     return [PlainTextResponse("text") for _ in items]
 
 
-async def same(items: list[int]) -> list[int]:
-    return items
-
-
 # The handler, the item, when the client leaves, and the status of the answer.
 FLOWS = {
-    "answer": (same, 1, None, 200),
+    "answer": (echo, 1, None, 200),
     "failure": (fail, 1, None, 500),
     "unwritable": (unwritable, 1, None, 500),
     "response": (response, 1, None, 200),
-    "no JSON": (same, ..., None, 400),
+    "no JSON": (echo, ..., None, 400),
     "late": (None, 1, None, 504),
     "left at once": (None, 1, 0, None),
     "left": (None, 1, 1, None),
-    "cached": (same, 1, None, 200),
+    "cached": (echo, 1, None, 200),
     "cached response": (response, 1, None, 200),
     "cached unwritable": (unwritable, 1, None, 500),
-    "shared": (same, 1, None, 200),
+    "shared": (echo, 1, None, 200),
     "shared failure": (fail, 1, None, 500),
     "shared left at once": (None, 1, 0, None),
     "shared left": (None, 1, 1, None),

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from handlers import echo
 from observe import traced_code
 from observe.spans import Spans, ids
 from replicas.remote_servers import TOKEN, listening
@@ -66,10 +67,6 @@ def figures(controller):
         for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
     }
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 def is_settled(status):

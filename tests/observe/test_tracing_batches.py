@@ -10,13 +10,10 @@ from opentelemetry.trace import StatusCode
 from starlette.exceptions import HTTPException
 
 import shoal
+from handlers import echo
 from observe.spans import Spans, events, ids, linked, new_spans  # noqa: F401
 from shoal.observe import instrument
 from shoal.testing import settle
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 def traced(spans, handler, **options):

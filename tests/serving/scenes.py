@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from batching.scenes import line_up, settle
+from handlers import echo as echo
 from shoal.batching.current import running_replica
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.instance import Instance
@@ -328,10 +329,6 @@ async def under_way(tasks: TaskGroup, *calls: Any) -> list[Caller]:
     callers = await line_up(tasks, *calls)
     await settle()
     return callers
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 async def slowly(items: list[float]) -> list[float]:

@@ -3,6 +3,7 @@
 import anyio
 import pytest
 
+from handlers import echo
 from serving.test_model_servers import Model, ingress, model_server, one_held, status_of
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
@@ -181,15 +182,12 @@ async def test_a_message_that_is_too_large_fails_alone(tmp_path, monkeypatch):
 
 
 async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(tmp_path, caplog):
-    async def one(items: list[int]) -> list[int]:
-        return items
-
     async def two(items: list[int], scales: list[int]) -> list[int]:
         return [item * scale for item, scale in zip(items, scales, strict=True)]
 
     at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     async with (
-        model_server(at, one),
+        model_server(at, echo),
         ingress(at) as (controller, handle),
         model_server(also, two),
     ):
