@@ -1,7 +1,6 @@
 """What is no `Exception`, and may come out of user code all the same."""
 
 import anyio
-import anyio.lowlevel
 import trio
 
 

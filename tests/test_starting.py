@@ -9,7 +9,6 @@ import sys
 import threading
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal

@@ -3,6 +3,7 @@
 import pytest
 
 from batching.open_scenes import Kind
+from batching.scene_fixtures import *  # noqa: F403
 
 
 @pytest.fixture(params=[False, True], ids=["unary", "streams"])

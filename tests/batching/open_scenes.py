@@ -51,7 +51,6 @@ class Taker:
 
     def __init__(self, kind: Kind) -> None:
         self.batches: list[list[Any]] = []
-        # In seconds since this was made.
         self.started: list[float] = []
         self.closed: list[float] = []
         self.reasons: list[shoal.DispatchReason] = []
@@ -59,7 +58,6 @@ class Taker:
         self.gate = anyio.Event()
         self.gate.set()
         self._kind = kind
-        self._made_at = anyio.current_time()
 
     def hold(self) -> None:
         self.gate = anyio.Event()
@@ -68,12 +66,12 @@ class Taker:
         items: list[Any] = []
         requests = []
         self.batches.append(items)
-        self.started.append(self._now())
+        self.started.append(round(anyio.current_time(), 6))
         try:
             async for request in batch:
                 items.append(request.item)
                 requests.append(request)
-            self.closed.append(self._now())
+            self.closed.append(round(anyio.current_time(), 6))
             self.reasons.append(batch.reason)
             await self.gate.wait()
         except anyio.get_cancelled_exc_class():
@@ -81,9 +79,6 @@ class Taker:
             raise
         for request in requests:
             await self._kind.answer(request, request.item)
-
-    def _now(self) -> float:
-        return round(anyio.current_time() - self._made_at, 6)
 
 
 class Server:

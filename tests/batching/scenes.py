@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 import shoal
+from shoal.core.events import BatchObserver, BatchRecord
 from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Sequence,
+    )
 
     from anyio.abc import TaskGroup, TaskStatus
+
+    from shoal.core.request import Request
 
 PENDING: Any = "pending"
 LEFT: Any = "left"
@@ -30,6 +41,11 @@ class Caller:
 
     def leave(self) -> None:
         self._scope.cancel()
+
+    async def gone(self) -> None:
+        """Leaves, and lets every task run until it waits."""
+        self.leave()
+        await settle()
 
     async def leaves(self) -> None:
         """Leaves when the task that this is made has its turn."""
@@ -100,12 +116,17 @@ async def outcome(awaitable: Awaitable[Any]) -> Any:
 
 
 class Recorder:
-    """An async handler that answers at once and notes its batches."""
+    """An async handler that answers at once, and notes its batches, when they start and why."""
 
     def __init__(self, answer: Callable[[Any], Any] = lambda item: item) -> None:
         self.batches: list[list[Any]] = []
         self.started_at: list[float] = []
+        self.reasons: list[shoal.DispatchReason] = []
         self.answer = answer
+
+    @property
+    def starts(self) -> list[float]:
+        return [round(at, 6) for at in self.started_at]
 
     async def __call__(self, items: list[Any]) -> list[Any]:
         self.note(items)
@@ -114,25 +135,19 @@ class Recorder:
     def note(self, items: list[Any]) -> None:
         self.batches.append(list(items))
         self.started_at.append(anyio.current_time())
+        self.reasons.append(shoal.current_batch().reason)
 
 
 class Refusing(Recorder):
     """A handler that raises each of some errors, or runs for a while where there is none."""
 
-    def __init__(self, errors: Iterable[Exception | None], run_s: float = 0.0) -> None:
+    def __init__(self, errors: Iterable[Exception | None] = (), run_s: float = 0.0) -> None:
         super().__init__()
         self.errors = iter(errors)
         self.run_s = run_s
-        self.began_at = anyio.current_time()
-        self.reasons: list[str] = []
-
-    @property
-    def starts(self) -> list[float]:
-        return [round(at - self.began_at, 6) for at in self.started_at]
 
     async def __call__(self, items: list[Any]) -> list[Any]:
         self.note(items)
-        self.reasons.append(shoal.current_batch().reason.value)
         error = next(self.errors, None)
         await anyio.sleep(self.run_s)
         if error is not None:
@@ -158,6 +173,11 @@ class Held(Recorder):
             raise
         self.passed.append(list(items))
         return [self.answer(item) for item in items]
+
+    async def release(self) -> None:
+        """Opens the gate, and lets every task run until it waits."""
+        self.gate.set()
+        await settle()
 
 
 class Steps:
@@ -211,6 +231,11 @@ class Reader:
     def leave(self) -> None:
         self._scope.cancel()
 
+    async def gone(self) -> None:
+        """Leaves, and lets every task run until it waits."""
+        self.leave()
+        await settle()
+
     async def run(self, *, task_status: TaskStatus[Reader]) -> None:
         try:
             with self._scope:
@@ -225,9 +250,33 @@ class Reader:
             self.outcome = error
 
 
+async def read(stream: Any, into: list[Any] | None = None, most: float = math.inf) -> list[Any]:
+    """Reads a stream, or so many items of it; its error is the last item."""
+    got = [] if into is None else into
+    try:
+        async with stream:
+            async for item in stream:
+                got.append(item)
+                if len(got) == most:
+                    break
+    except Exception as error:
+        got.append(error)
+    return got
+
+
 async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
     """Starts a reader for each stream; their requests are queued in this order."""
     return [await tasks.start(Reader(stream).run) for stream in streams]
+
+
+class Records(BatchObserver):
+    """Keeps the records of all batches."""
+
+    def __init__(self) -> None:
+        self.records: list[BatchRecord] = []
+
+    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        self.records.append(record)
 
 
 class UnhashableKind(type):

@@ -71,18 +71,4 @@ async def sharing(
         balanced(batcher, calls)
 
 
-async def read(call: Any, item: str, most: int = 9999) -> list[Any]:
-    """Reads a stream; its error is its last item."""
-    got: list[Any] = []
-    try:
-        async with call(item) as stream:
-            async for one in stream:
-                got.append(one)
-                if len(got) == most:
-                    break
-    except Exception as error:
-        got.append(error)
-    return got
-
-
 WHOLE = ["a.0", "a.1", "a.2", "a.3"]

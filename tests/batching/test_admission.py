@@ -37,8 +37,7 @@ async def busy(tasks: Any, call: Any) -> None:
     await launch(tasks, call("busy"))
 
 
-async def test_by_default_the_queue_has_no_bound() -> None:
-    held = Held()
+async def test_by_default_the_queue_has_no_bound(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, *map(call, range(200)))
@@ -46,20 +45,7 @@ async def test_by_default_the_queue_has_no_bound() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_reject_refuses_at_once_what_does_not_fit() -> None:
-    held = Held()
-    batcher = bounded(held, 2, "reject")
-    async with plugged(held, batcher, "busy") as (call, tasks):
-        callers = await launch(tasks, *map(call, range(5)))
-        assert [type(caller.outcome) for caller in callers[2:]] == [shoal.errors.Overloaded] * 3
-        assert "max_queued_requests=2" in str(callers[2].outcome)
-        statistics = batcher.statistics()
-        assert (statistics.rejected, statistics.queued) == (3, 2)
-    assert [caller.outcome for caller in callers[:2]] == [0, 1]
-
-
-async def test_wait_parks_the_callers_in_order() -> None:
-    held = Held()
+async def test_wait_parks_the_callers_in_order(held: Held) -> None:
     batcher = bounded(held, 2, "wait")
     async with plugged(held, batcher, "busy") as (call, tasks):
         callers = await line_up(tasks, *map(call, range(6)))
@@ -70,8 +56,7 @@ async def test_wait_parks_the_callers_in_order() -> None:
     assert held.batches == [["busy"], *([item] for item in range(6))]
 
 
-async def test_a_new_call_does_not_overtake_those_that_are_parked() -> None:
-    held = Held()
+async def test_a_new_call_does_not_overtake_those_that_are_parked(held: Held) -> None:
     async with bounded(held, 1, "wait") as call, anyio.create_task_group() as tasks:
         await busy(tasks, call)
         callers = await line_up(tasks, *map(call, range(3)))
@@ -82,8 +67,7 @@ async def test_a_new_call_does_not_overtake_those_that_are_parked() -> None:
     assert held.batches == [["busy"], [1], [2], [3]]
 
 
-async def test_parked_requests_make_full_batches_when_the_slot_is_free() -> None:
-    held = Held()
+async def test_parked_requests_make_full_batches_when_the_slot_is_free(held: Held) -> None:
     batcher = bounded(held, 4, "wait", max_batch_size=4, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, *map(call, range(12)))
@@ -92,8 +76,7 @@ async def test_parked_requests_make_full_batches_when_the_slot_is_free() -> None
 
 
 @pytest.mark.parametrize("overload", ["reject", "wait"])
-async def test_a_bound_of_0_admits_only_what_can_start_now(overload: str) -> None:
-    held = Held()
+async def test_tb10_a_bound_of_0_admits_only_what_can_start_now(overload: str, held: Held) -> None:
     batcher = bounded(
         held, 0, overload, max_concurrent_batches=2, max_batch_size=2, batch_wait_timeout_s=1
     )
@@ -120,8 +103,7 @@ async def test_with_a_bound_of_0_one_call_after_the_other_is_admitted() -> None:
 
 @pytest.mark.parametrize("bound", [0, 3])
 async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_once(bound):
-    batcher = bounded(Recorder(), bound, "reject", max_batch_size=5)
-    async with batcher as call:
+    async with bounded(Recorder(), bound, "reject", max_batch_size=5) as call:
         for _ in range(2):
             await settle()
             got = await outcomes(*map(call, range(12)))
@@ -133,36 +115,32 @@ async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_onc
             )
 
 
-async def test_a_stream_is_rejected_when_it_is_entered() -> None:
-    with Steps() as steps:
-        async with using(bounded(steps.handler, 0, "reject")) as (call, tasks):
-            (reader,) = await read_all(tasks, call("a"))
-            await settle()
-            late = call("b")
-            with pytest.raises(shoal.errors.Overloaded):
-                async with late:
-                    pass
-            assert late.request is None
-            steps.end()
+async def test_a_stream_is_rejected_when_it_is_entered(steps: Steps) -> None:
+    async with using(bounded(steps.handler, 0, "reject")) as (call, tasks):
+        (reader,) = await read_all(tasks, call("a"))
+        await settle()
+        late = call("b")
+        with pytest.raises(shoal.errors.Overloaded):
+            async with late:
+                pass
+        assert late.request is None
+        steps.end()
     assert reader.outcome == "end"
 
 
-async def test_a_stream_is_parked_where_overload_is_wait() -> None:
-    with Steps() as steps:
-        batcher = bounded(steps.handler, 0, "wait")
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("a"), call("b"), call("c"))
-            await settle()
-            readers[1].leave()
-            await settle()
-            assert batcher.statistics().parked == 1
-            steps.end()
-            steps.end()
+async def test_a_stream_is_parked_where_overload_is_wait(steps: Steps) -> None:
+    batcher = bounded(steps.handler, 0, "wait")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, call("a"), call("b"), call("c"))
+        await settle()
+        await readers[1].gone()
+        assert batcher.statistics().parked == 1
+        steps.end()
+        steps.end()
     assert [reader.outcome for reader in readers] == ["end", LEFT, "end"]
 
 
-async def test_lowering_the_bound_throws_nobody_out() -> None:
-    held = Held()
+async def test_lowering_the_bound_throws_nobody_out(held: Held) -> None:
     batcher = bounded(held, 3, "reject")
     async with plugged(held, batcher, "busy") as (call, tasks):
         callers = await line_up(tasks, *map(call, range(3)))
@@ -172,8 +150,7 @@ async def test_lowering_the_bound_throws_nobody_out() -> None:
     assert [caller.outcome for caller in callers] == [0, 1, 2]
 
 
-async def test_raising_the_number_of_slots_lets_a_parked_caller_start() -> None:
-    held = Held()
+async def test_raising_the_number_of_slots_lets_a_parked_caller_start(held: Held) -> None:
     batcher = bounded(held, 0, "wait")
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, *map(call, range(2)))
@@ -212,8 +189,7 @@ def ends(callers: list[Any]) -> list[Any]:
     ]
 
 
-async def test_shed_oldest_fails_the_oldest_of_the_lowest_level() -> None:
-    held = Held()
+async def test_shed_oldest_fails_the_oldest_of_the_lowest_level(held: Held) -> None:
     batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 3, 2, 3)
@@ -230,8 +206,7 @@ async def test_shed_oldest_fails_the_oldest_of_the_lowest_level() -> None:
     assert (statistics.shed, statistics.rejected, statistics.finished) == (3, 0, 4)
 
 
-async def test_shed_oldest_never_sheds_a_level_above_the_newcomers() -> None:
-    held = Held()
+async def test_shed_oldest_never_sheds_a_level_above_the_newcomers(held: Held) -> None:
     batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 1, 1, 2)
@@ -243,8 +218,7 @@ async def test_shed_oldest_never_sheds_a_level_above_the_newcomers() -> None:
     assert (statistics.shed, statistics.rejected) == (0, 1)
 
 
-async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one() -> None:
-    held = Held()
+async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one(held):
     batcher = shoal.Batcher(held, **LEVELS, overload="shed_lowest")
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 3, 2, 3)
@@ -261,14 +235,12 @@ async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one
 
 
 @pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
-async def test_who_has_left_is_not_shed_and_makes_room(overload: Any) -> None:
-    held = Held()
+async def test_who_has_left_is_not_shed_and_makes_room(overload: Any, held: Held) -> None:
     batcher = shoal.Batcher(held, **LEVELS, overload=overload)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await fill(tasks, call, 3, 3, 3)
         callers[0].leave()
-        callers[2].leave()
-        await settle()
+        await callers[2].gone()
         callers += await line_up(tasks, call.options(priority=1)("1:3"))
         callers += await line_up(tasks, call.options(priority=1)("1:4"))
         assert batcher.statistics().shed == 0
@@ -431,7 +403,6 @@ async def test_room_that_shrinks_lets_what_runs_end() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(1), call(2), call(3))
         places.change(-1)  # one of the two that are taken goes when it is given back
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == [1, 2, 3]
     assert places.free == 1

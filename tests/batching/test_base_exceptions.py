@@ -196,8 +196,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
         assert not task.cancelling()
         return items
 
-    batcher = shoal.Batcher(handler)
-    async with batcher as call:
+    async with shoal.Batcher(handler) as call:
         assert isinstance(await outcome(call("bad")), shoal.errors.HandlerFailed)
         assert await call("good") == "good"
         assert isinstance(await outcome(call("group")), ExceptionGroup)

@@ -10,6 +10,7 @@ import pytest
 import shoal
 from base_exceptions import Panic
 from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
+from handlers import echo
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 FATAL = pytest.mark.parametrize("fatal", [KeyboardInterrupt, SystemExit])
@@ -167,9 +168,6 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
 
 @pytest.mark.real_time
 def test_the_end_of_asyncios_loop_breaks_no_batcher(caplog: pytest.LogCaptureFixture) -> None:
-    async def echo(items: list[int]) -> list[int]:
-        return items
-
     batchers = [shoal.Batcher(echo) for _ in range(8)]
 
     async def keep_open(batcher: shoal.Batcher[Any]) -> None:
@@ -281,9 +279,8 @@ async def test_whoever_waits_hears_of_it(policy: Any) -> None:
         assert isinstance(error, shoal.errors.BatcherClosed)
 
 
-async def test_what_is_handed_out_twice_is_never_run() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, policy=HandsOutTwice)
+async def test_what_is_handed_out_twice_is_never_run(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, policy=HandsOutTwice)
     error: Any = None
 
     async def use() -> None:
@@ -295,7 +292,7 @@ async def test_what_is_handed_out_twice_is_never_run() -> None:
         await use()
     assert isinstance(error, shoal.errors.BatcherClosed)
     assert "take() of the policy" in str(error.__cause__)
-    assert handler.batches == []
+    assert recorder.batches == []
 
 
 async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:

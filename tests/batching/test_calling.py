@@ -121,15 +121,14 @@ async def test_a_handler_without_parameters_batches_calls_without_arguments() ->
         assert await outcomes(dice.roll(), dice.roll()) == [6, 6]
 
 
-async def test_a_call_in_a_cancelled_scope_never_reaches_the_handler() -> None:
-    handler = Recorder()
-    async with shoal.Batcher(handler) as call:
+async def test_a_call_in_a_cancelled_scope_never_reaches_the_handler(recorder: Recorder) -> None:
+    async with shoal.Batcher(recorder) as call:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await call(1)
         assert scope.cancelled_caught
         assert await call(2) == 2
-    assert handler.batches == [[2]]
+    assert recorder.batches == [[2]]
 
 
 async def test_a_call_lets_other_tasks_run() -> None:
@@ -157,7 +156,7 @@ async def pairs(
     return list(zip(left, right, mark, strict=True))
 
 
-async def test_each_parameter_is_batched_into_a_list_of_its_own() -> None:
+async def test_ru12_tx9_each_parameter_is_batched_into_a_list_of_its_own() -> None:
     async with shoal.Batcher(pairs) as call:
         got = await outcomes(
             call(1, 2), call(3, right=4), call(right=6, left=5), call(8, mark="?"), call(left=9)
@@ -173,11 +172,9 @@ async def test_a_left_out_single_parameter_gets_its_default() -> None:
         assert await outcomes(call(), call("given")) == ["default", "given"]
 
 
-async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a_batch() -> None:
-    handler = Recorder()
-
+async def test_tx5_a_bad_call_is_a_type_error_of_its_caller_alone_and_enters_no_batch(recorder):
     async def two(left: list[int], right: list[int]) -> list[int]:
-        return await handler(left)
+        return await recorder(left)
 
     async with using(shoal.Batcher(two, batch_wait_timeout_s=1)) as (call, tasks):
         (good,) = await line_up(tasks, call(1, 2))
@@ -191,7 +188,7 @@ async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a
             with pytest.raises(TypeError):
                 await bad()
     assert good.outcome == 1
-    assert handler.batches == [[1]]
+    assert recorder.batches == [[1]]
 
 
 async def test_what_a_partial_has_filled_in_is_not_batched() -> None:

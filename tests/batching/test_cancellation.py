@@ -11,49 +11,43 @@ from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, sett
 from time_limits import HANG_S
 
 
-async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
+async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, *map(call, range(4)))
         callers[0].leave()
-        callers[2].leave()
-        await settle()
+        await callers[2].gone()
         assert batcher.statistics().queued == 2
-    assert handler.batches == [[1, 3]]
+    assert recorder.batches == [[1, 3]]
     assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT, 3]
     assert batcher.statistics().cancelled == 2
 
 
-async def test_when_all_in_the_queue_leave_no_batch_is_made() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
+async def test_when_all_in_the_queue_leave_no_batch_is_made(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=1)
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
             for caller in await line_up(tasks, *map(call, range(4))):
                 caller.leave()
         await anyio.sleep(10)
-        assert handler.batches == []
+        assert recorder.batches == []
         assert await call(5) == 5
     assert batcher.statistics().batch_size.total == 1
 
 
-async def test_a_caller_that_leaves_frees_its_place() -> None:
-    held = Held()
+async def test_a_caller_that_leaves_frees_its_place(held: Held) -> None:
     async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
         callers = await launch(tasks, call(0))
         callers += await line_up(tasks, call(1))
         with pytest.raises(shoal.errors.Overloaded):
             await call(2)
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         callers += await line_up(tasks, call(3))
         held.gate.set()
     assert [caller.outcome for caller in callers] == [0, LEFT, 3]
 
 
-async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -> None:
-    held = Held()
+async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates(held: Held) -> None:
     requests: list[Any] = []
 
     async def handler(items: list[int]) -> list[int]:
@@ -63,8 +57,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(3)))
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
         assert [request.cancelled for request in requests] == [False, True, False]
         assert batcher.statistics().running == 2
@@ -75,31 +68,25 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -
     assert (statistics.finished, statistics.cancelled) == (2, 1)
 
 
-async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_is_free() -> None:
-    held = Held()
+async def test_ru13_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_free(held):
     batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(2)))
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert held.cancelled == []
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         assert held.cancelled == [[0, 1]]
         assert batcher.statistics().batches_running == 0
         held.gate.set()
         assert await call(5) == 5
 
 
-async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog):
-    held = Held()
+async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog, held):
     async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
         (caller,) = await launch(tasks, call(0))
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == []
-        held.gate.set()
-        await settle()
+        await held.release()
         assert held.passed == [[0]]
     assert caplog.messages == []
 
@@ -115,8 +102,7 @@ async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(le
             held.gate.set()
         for caller in callers[:leavers]:
             caller.leave()
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers[leavers:]] == [1] * (2 - leavers)
         assert await call(9) == 9
     statistics = batcher.statistics()
@@ -145,11 +131,10 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> 
         assert ([1] in held.passed) == (callers[1].outcome == 1)
 
 
-async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in() -> None:
+async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in(recorder):
     """`batch_wait_timeout_s=None` waits until the batch is full, and one of them is not coming."""
-    handler = Recorder()
     async with (
-        shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None) as call,
+        shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=None) as call,
         anyio.create_task_group() as tasks,
     ):
         callers = await launch(tasks, call(0), call(1))
@@ -163,9 +148,9 @@ async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in
         tasks.start_soon(arrive)
         tasks.start_soon(leave)
         await settle()
-        assert handler.batches == []
+        assert recorder.batches == []
         assert await call(3) == 3
-    assert [sorted(batch) for batch in handler.batches] == [[1, 2, 3]]
+    assert [sorted(batch) for batch in recorder.batches] == [[1, 2, 3]]
 
 
 @pytest.mark.real_time
@@ -183,8 +168,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         (first,) = await line_up(tasks, call(0))
         assert await anyio.to_thread.run_sync(started.wait, 10)
-        first.leave()
-        await settle()
+        await first.gone()
         assert first.outcome == LEFT
         (second,) = await launch(tasks, call(1))
         statistics = batcher.statistics()

@@ -5,7 +5,6 @@ import threading
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal
@@ -24,22 +23,19 @@ from batching.scenes import (
 from time_limits import HANG_S
 
 
-async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=2)
+async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None, max_batch_size=2)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         callers = await launch(tasks, *map(call, range(3)))
-        started = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
     assert [caller.outcome for caller in callers] == [0, 1, 2]
-    assert handler.batches == [[0, 1], [2]]
+    assert recorder.batches == [[0, 1], [2]]
     assert counts == shoal.statistics.ClosingCounts(finished=1, failed=0, cancelled=0)
 
 
-async def test_closing_runs_the_parked_as_well() -> None:
-    held = Held()
+async def test_closing_runs_the_parked_as_well(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -50,8 +46,7 @@ async def test_closing_runs_the_parked_as_well() -> None:
     assert [caller.outcome for caller in callers] == [0, 1, 2, 3]
 
 
-async def test_closing_refuses_further_calls() -> None:
-    held = Held()
+async def test_closing_refuses_further_calls(held: Held) -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -71,16 +66,14 @@ async def test_closing_refuses_further_calls() -> None:
 
 
 @pytest.mark.parametrize("grace_s", [0, 5])
-async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grace_s, caplog):
+async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grace_s, caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    held = Held()
     batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=grace_s)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         callers = await launch(tasks, *map(call, range(5)))
-        started = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() - started == pytest.approx(grace_s)
+        assert anyio.current_time() == pytest.approx(grace_s)
     errors = [caller.outcome for caller in callers]
     assert [type(error) for error in errors] == [shoal.errors.BatcherClosed] * 5
     assert len(set(map(id, errors))) == 5
@@ -89,9 +82,8 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
     assert ["closed, having" in line for line in caplog.messages].count(True) == 1
 
 
-async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog):
+async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    held = Held()
     batcher = shoal.Batcher(
         held, max_batch_size=1, max_concurrent_batches=2, graceful_shutdown_timeout_s=5
     )
@@ -104,8 +96,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(ca
 
         async def one_leaves_and_one_is_answered() -> None:
             await anyio.sleep(1)
-            callers[0].leave()
-            await settle()
+            await callers[0].gone()
             held.gate.set()
 
         tasks.start_soon(one_leaves_and_one_is_answered)
@@ -116,8 +107,7 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(ca
     assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
 
-async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
-    held = Held()
+async def test_cancelling_the_runner_fails_everybody_at_once(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with anyio.create_task_group() as callers_tasks, anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -151,8 +141,7 @@ async def test_an_error_in_the_block_comes_out_and_the_batcher_is_closed() -> No
     assert batcher.statistics().state == "closed"
 
 
-async def test_closing_twice_is_closing_once_and_both_wait() -> None:
-    held = Held()
+async def test_closing_twice_is_closing_once_and_both_wait(held: Held) -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
@@ -163,15 +152,13 @@ async def test_closing_twice_is_closing_once_and_both_wait() -> None:
     assert closers[0].outcome == closers[1].outcome == shoal.statistics.ClosingCounts(1, 0, 0)
 
 
-async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
-    held = Held()
+async def test_closing_goes_on_when_its_caller_is_cancelled(held: Held) -> None:
     batcher = shoal.Batcher(held)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)
         (caller,) = await launch(tasks, call(0))
         (closer,) = await launch(tasks, batcher.aclose())
-        closer.leave()
-        await settle()
+        await closer.gone()
         assert batcher.statistics().state == "draining"
         held.gate.set()
     assert closer.outcome == LEFT
@@ -186,16 +173,15 @@ async def test_a_batcher_that_was_never_opened_can_be_closed() -> None:
         await batcher.call(1)
 
 
-async def test_streams_end_by_closing_as_well() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, graceful_shutdown_timeout_s=5)
-        async with anyio.create_task_group() as tasks:
-            call = await tasks.start(batcher.run)
-            readers = await read_all(tasks, call("running"), call("queued"))
-            steps.step(1)
-            await settle()
-            await batcher.aclose()
-        assert steps.closed
+async def test_streams_end_by_closing_as_well(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler, max_batch_size=1, graceful_shutdown_timeout_s=5)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        readers = await read_all(tasks, call("running"), call("queued"))
+        steps.step(1)
+        await settle()
+        await batcher.aclose()
+    assert steps.closed
     assert [reader.items for reader in readers] == [[1], []]
     assert [type(reader.outcome) for reader in readers] == [shoal.errors.BatcherClosed] * 2
 
@@ -237,12 +223,11 @@ async def test_what_runs_and_can_not_be_cancelled_is_answered_even_with_a_budget
     batcher = shoal.Batcher(stubborn, max_batch_size=1, graceful_shutdown_timeout_s=0)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(1), call(2))
-        began = anyio.current_time()
         counts = await batcher.aclose()
-        assert anyio.current_time() - began == pytest.approx(7)
+        assert anyio.current_time() == pytest.approx(7)
     assert callers[0].outcome == 1
     assert isinstance(callers[1].outcome, shoal.errors.BatcherClosed)
-    assert callers[1].ended_at == pytest.approx(began)
+    assert callers[1].ended_at == pytest.approx(0)
     assert counts == shoal.statistics.ClosingCounts(1, 1, 0)
 
 
@@ -339,18 +324,17 @@ async def test_a_map_that_is_divided_fails_in_the_part_that_waits() -> None:
     assert [type(error) for error in caller.outcome[2:]] == [shoal.errors.BatcherClosed] * 3
 
 
-async def test_streams_that_run_go_on_to_their_end() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, **DROP)
-        async with anyio.create_task_group() as tasks, batcher as call:
-            readers = await read_all(tasks, call("running"), call("queued"))
-            steps.step(1)
-            await settle()
-            tasks.start_soon(batcher.aclose)
-            await settle()
-            assert type(readers[1].outcome) is shoal.errors.BatcherClosed
-            steps.step(2)
-            steps.end()
+async def test_streams_that_run_go_on_to_their_end(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler, max_batch_size=1, **DROP)
+    async with anyio.create_task_group() as tasks, batcher as call:
+        readers = await read_all(tasks, call("running"), call("queued"))
+        steps.step(1)
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        assert type(readers[1].outcome) is shoal.errors.BatcherClosed
+        steps.step(2)
+        steps.end()
     assert readers[0].items == [1, 2]
     assert readers[0].outcome == "end"
 
@@ -398,8 +382,7 @@ async def test_a_drain_drops_what_is_in_the_queue_and_takes_calls(open_again: bo
     assert late[0].outcome == 9
 
 
-async def test_the_budget_still_bounds_what_runs() -> None:
-    held = Held()
+async def test_the_budget_still_bounds_what_runs(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, graceful_shutdown_timeout_s=3, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await launch(tasks, *map(call, range(2)))

@@ -1,20 +1,16 @@
 """Live changes: together, checked as a whole, from the next batch on."""
 
-import logging
 import threading
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, read_all, settle
 
 
-async def test_options_change_together_from_the_next_batch_on() -> None:
-    held = Held()
+async def test_options_change_together_from_the_next_batch_on(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, *map(call, range(2)))
@@ -45,8 +41,7 @@ async def test_a_wrong_change_changes_nothing(changes: Any, error: type[Exceptio
         assert await call(1) == 1
 
 
-async def test_a_batcher_can_be_configured_before_it_is_opened_while_it_closes_and_after() -> None:
-    held = Held()
+async def test_a_batcher_can_be_configured_before_it_is_opened_while_it_closes_and_after(held):
     batcher = shoal.Batcher(held)
     batcher.configure(max_batch_size=2)
     async with anyio.create_task_group() as tasks:
@@ -114,51 +109,31 @@ async def test_stream_options_change_for_later_streams() -> None:
     assert reader.items == list(range(10))
 
 
-async def test_a_queue_too_small_for_full_batches_is_warned_of(caplog):
-    def warnings() -> int:
-        found = [r for r in caplog.records if r.levelno >= logging.WARNING]
-        caplog.clear()
-        return len(found)
-
-    batcher = shoal.Batcher(
-        Recorder(), max_batch_size=5, max_concurrent_batches=2, max_queued_requests=10
-    )
-    async with batcher:
-        assert warnings() == 0
-        batcher.set_max_batch_size(6)
-        assert warnings() == 1
-        batcher.configure(max_batch_size=5)
-        assert warnings() == 0
-
-
-async def test_a_batch_that_gathers_keeps_its_size_and_its_wait() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=50)
+async def test_a_batch_that_gathers_keeps_its_size_and_its_wait(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=50)
     async with batcher as call, anyio.create_task_group() as tasks:
-        began = anyio.current_time()
         await line_up(tasks, call(0), call(1))
         await anyio.sleep(5)
         batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
         assert batcher.options.max_batch_size == 1
         assert batcher.options.batch_wait_timeout_s == 0
         await anyio.sleep(5)
-        assert handler.batches == []
+        assert recorder.batches == []
         await launch(tasks, call(2))
-        assert handler.batches == [[0, 1, 2]]
+        assert recorder.batches == [[0, 1, 2]]
         await launch(tasks, call(3), call(4))
-        assert handler.batches[1:] == [[3], [4]]
+        assert recorder.batches[1:] == [[3], [4]]
         batcher.configure(max_batch_size=9, batch_wait_timeout_s=7)
         await line_up(tasks, call(5))
         batcher.set_batch_wait_timeout_s(0)
         await anyio.sleep(6)
-        assert handler.batches[3:] == []
-    assert handler.batches[3:] == [[5]]
-    assert [at - began for at in handler.started_at] == pytest.approx([10, 10, 10, 17])
+        assert recorder.batches[3:] == []
+    assert recorder.batches[3:] == [[5]]
+    assert recorder.started_at == pytest.approx([10, 10, 10, 17])
 
 
-async def test_when_those_that_gathered_have_left_the_new_options_hold() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
+async def test_when_those_that_gathered_have_left_the_new_options_hold(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(0), call(1))
         batcher.configure(max_batch_size=2)
@@ -166,25 +141,23 @@ async def test_when_those_that_gathered_have_left_the_new_options_hold() -> None
             caller.leave()
         await settle()
         assert await call.map([2, 3]) == [2, 3]
-    assert handler.batches == [[2, 3]]
+    assert recorder.batches == [[2, 3]]
 
 
-async def test_a_call_that_joins_what_gathers_does_so_by_its_options() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
+async def test_a_call_that_joins_what_gathers_does_so_by_its_options(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, call(0))
         batcher.configure(bucket_by=lambda n: n % 2, batch_size_fn=lambda n: n, max_batch_size=5)
         callers = await launch(tasks, call(7), call(8), call(4), call(9))
-        assert handler.batches == [[0, 7, 8]]
+        assert recorder.batches == [[0, 7, 8]]
         assert isinstance(callers[3].outcome, shoal.errors.ItemTooLarge)
         batcher.flush()
         await settle()
-        assert handler.batches[1:] == [[4]]
+        assert recorder.batches[1:] == [[4]]
 
 
-async def test_bounds_on_admission_hold_at_once() -> None:
-    held = Held()
+async def test_bounds_on_admission_hold_at_once(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=9)
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, call(0))
@@ -200,8 +173,7 @@ async def test_bounds_on_admission_hold_at_once() -> None:
     assert held.batches == [[0, 1, 2], [3, 4]]
 
 
-async def test_what_runs_keeps_the_options_under_which_it_gathered() -> None:
-    held = Held()
+async def test_what_runs_keeps_the_options_under_which_it_gathered(held: Held) -> None:
     batcher = shoal.Batcher(held, batch_wait_timeout_s=5, handler_timeout_s=3)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call(0))

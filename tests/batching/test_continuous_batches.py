@@ -81,9 +81,8 @@ async def test_callers_who_call_again_at_once_take_their_places_before_the_next_
 async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind: Kind) -> None:
     handler = Stepper(kind)
     async with of(handler, kind) as call:
-        started = anyio.current_time()
         await kind.ask(call, ("a", 3))
-        assert anyio.current_time() - started == pytest.approx(3)
+        assert anyio.current_time() == pytest.approx(3)
         await anyio.sleep(100)
         assert len(handler.steps) == 3
         await kind.ask(call, ("b", 1))
@@ -98,8 +97,7 @@ async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(ki
     batcher = of(handler, kind, max_batch_size=1, cancel_abandoned=False, max_queued_requests=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         first, second = await kind.launch(tasks, call, 1, 2)
-        first.leave()
-        await settle()
+        await first.gone()
         assert handler.given == [1, 2]
         third = await kind.line_up(tasks, call, 3)
         handler.let_go(1, 2, 3)
@@ -213,9 +211,6 @@ async def test_of_too_many_batches_one_ends_though_requests_keep_coming(kind: Ki
     assert handler.starts == 2
 
 
-# Admission
-
-
 async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=2, max_queued_requests=0)
@@ -296,8 +291,7 @@ async def test_a_handler_that_ignores_the_end_is_cancelled_after_the_grace(kind:
             cancelled.append(anyio.current_time())
             raise
 
-    batcher = of(handler, kind, graceful_shutdown_timeout_s=5)
-    async with batcher as call:
+    async with of(handler, kind, graceful_shutdown_timeout_s=5) as call:
         assert await kind.ask(call, 1) == 1
         closing_at = anyio.current_time()
     assert cancelled == [pytest.approx(closing_at + 5)]
@@ -458,8 +452,7 @@ async def test_a_reader_that_leaves_lets_the_sender_go_on() -> None:
                 sent.append(number)
             assert request.cancelled
 
-    batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
-    async with batcher as call:
+    async with of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None) as call:
         async with call(0) as stream:
             assert await anext(stream) == 0
             await settle()
@@ -595,10 +588,9 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
         async for request in batch:
             while not request.cancelled:
                 await request.send(1)
-            ended_at.append(anyio.current_time() - started)
+            ended_at.append(anyio.current_time())
 
     ended_at: list[float] = []
-    started = anyio.current_time()
     batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
     async with batcher as call, call.options(timeout_s=5)(0) as stream:
         await anyio.sleep(6)
@@ -606,9 +598,6 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
         assert await anext(stream) == 1
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await anext(stream)
-
-
-# What can be known
 
 
 async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
@@ -697,8 +686,7 @@ async def test_those_who_left_leave_nothing_behind(kind: Kind) -> None:
 @pytest.mark.parametrize("slots", [1, 3])
 async def test_an_idle_batch_does_nothing(kind: Kind, slots: int) -> None:
     handler = Stepper(kind)
-    batcher = of(handler, kind, max_concurrent_batches=slots, max_batch_size=1)
-    async with batcher as call:
+    async with of(handler, kind, max_concurrent_batches=slots, max_batch_size=1) as call:
         for _ in range(2):
             await settle()
             with watched() as activity:

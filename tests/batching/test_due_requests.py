@@ -12,15 +12,13 @@ from shoal import DispatchReason
 
 
 class Slow(Recorder):
-    """A handler that takes its time, and notes why each batch came."""
+    """A handler that takes its time."""
 
     def __init__(self, run_s: Any) -> None:
         super().__init__()
         self.run_s = run_s
-        self.reasons: list[DispatchReason] = []
 
     async def __call__(self, items: list[Any]) -> list[Any]:
-        self.reasons.append(shoal.current_batch().reason)
         self.note(items)
         await anyio.sleep(self.run_s(len(items)) if callable(self.run_s) else self.run_s)
         return items
@@ -58,8 +56,7 @@ class Slow(Recorder):
         ),
     ],
 )
-async def test_the_earliest_deadline_goes_first(options, dues, expected):
-    held = Held()
+async def test_the_earliest_deadline_goes_first(options, dues, expected, held):
     batcher = shoal.Batcher(held, order="deadline", **options)
     async with plugged(held, batcher) as (call, tasks):
         for item, due in dues.items():
@@ -67,8 +64,7 @@ async def test_the_earliest_deadline_goes_first(options, dues, expected):
     assert held.batches[1:] == expected
 
 
-async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() -> None:
-    held = Held()
+async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held: Held) -> None:
     batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
     async with plugged(held, batcher) as (call, tasks):
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
@@ -80,16 +76,15 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() ->
 # Leaving in time
 
 
-async def test_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
+async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
     handler = Slow(1)
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         callers = await line_up(tasks, call("no deadline"))
         await anyio.sleep(2)
         callers += await line_up(tasks, call.options(timeout_s=8)("due"))
     assert handler.batches == [["no deadline", "due"]]
-    assert handler.started_at == [pytest.approx(started + 2 + 4)]
+    assert handler.started_at == [pytest.approx(2 + 4)]
     assert handler.reasons == [DispatchReason.DEADLINE]
     assert [caller.outcome for caller in callers] == ["no deadline", "due"]
     assert batcher.statistics().batches[DispatchReason.DEADLINE] == 1
@@ -134,12 +129,11 @@ async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_
         priority_levels=2,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         (urgent,) = await line_up(tasks, call.options(priority=2, timeout_s=10)(3))
         await line_up(tasks, call.options(priority=1)(2))
     assert urgent.outcome == 3
     assert handler.batches == [[2, 3]]
-    assert handler.started_at == [pytest.approx(started + 5)]
+    assert handler.started_at == [pytest.approx(5)]
 
 
 async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> None:
@@ -156,12 +150,11 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     handler = Slow(0)
     async with using(shoal.Batcher(handler, batch_wait_timeout_s=60)) as (call, tasks):
-        started = anyio.current_time()
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
         urgent.leave()
     assert handler.batches == [["patient"]]
-    assert handler.started_at == [pytest.approx(started + 60)]
+    assert handler.started_at == [pytest.approx(60)]
 
 
 # use_scope_deadline
@@ -169,8 +162,7 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
 
 async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() -> None:
     handler = Slow(1)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True)
-    async with batcher as call:
+    async with shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True) as call:
         with anyio.fail_after(10):
             assert await call("due") == "due"
     assert handler.reasons == [DispatchReason.DEADLINE]
@@ -178,16 +170,14 @@ async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() ->
 
 async def test_without_the_option_the_scope_only_ends_the_call() -> None:
     handler = Slow(1)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
-    async with batcher as call:
+    async with shoal.Batcher(handler, batch_wait_timeout_s=60) as call:
         with anyio.move_on_after(10) as scope:
             await call("due")
         assert scope.cancelled_caught
     assert handler.batches == []
 
 
-async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> None:
-    held = Held()
+async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", use_scope_deadline=True)
 
     async def within(scope_s: float, call: Any, item: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
+from handlers import echo
 
 
 def raising(make: Any) -> Any:
@@ -192,8 +193,7 @@ async def test_a_caller_that_left_is_not_run_again_when_its_batch_is_isolated() 
     batcher = shoal.Batcher(held, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(call, range(4)))
-        callers[1].leave()
-        await settle()
+        await callers[1].gone()
         held.gate.set()
     assert held.batches == [[0, 1, 2, 3], [0], [2, 3]]
     assert callers[2].outcome == callers[3].outcome == 0
@@ -275,10 +275,6 @@ class Broken(Exception):
 
 def broken(*_: Any) -> Any:
     raise Broken
-
-
-async def echo(items: list[Any]) -> list[Any]:
-    return items
 
 
 async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:

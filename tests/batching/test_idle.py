@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 import shoal
+from handlers import echo
 from shoal.core.forming.former import Former
 from shoal.testing import virtual_time
 from shoal.testing.virtual_time import settle
@@ -48,10 +49,6 @@ def watched() -> Iterator[Activity]:
     finally:
         sys.setprofile(None)
         gc.enable()
-
-
-async def echo(items: list[Any]) -> list[Any]:
-    return items
 
 
 async def echo_steps(items: list[Any]) -> Any:

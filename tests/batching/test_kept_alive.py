@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal
@@ -27,8 +26,7 @@ def gone(references: list[weakref.ref[Any]]) -> bool:
 
 
 async def idle_again(held: Held) -> None:
-    held.gate.set()
-    await settle()
+    await held.release()
     held.batches.clear()
     held.passed.clear()
 

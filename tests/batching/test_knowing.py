@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal
@@ -155,8 +154,7 @@ async def test_statistics_say_where_every_request_is() -> None:
         callers = await launch(tasks, *map(call, range(5)))
         now = batcher.statistics()
         assert (now.running, now.batches_running, now.queued, now.parked) == (3, 1, 1, 1)
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert batcher.statistics().running == 2
         held.gate.set()
     then = batcher.statistics()
@@ -166,8 +164,7 @@ async def test_statistics_say_where_every_request_is() -> None:
     assert then.batch_size.sum == 5
 
 
-async def test_the_scheduling_capacity_is_what_would_start_at_once() -> None:
-    held = Held()
+async def test_the_scheduling_capacity_is_what_would_start_at_once(held: Held) -> None:
     batcher = shoal.Batcher(
         held, max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=None
     )
@@ -205,8 +202,7 @@ async def test_wait_and_run_times_are_measured_in_seconds() -> None:
     assert len(statistics.run_s.counts) == len(statistics.run_s.bounds) + 1
 
 
-async def test_a_batcher_says_where_its_batches_are() -> None:
-    held = Held()
+async def test_a_batcher_says_where_its_batches_are(held: Held) -> None:
     batcher = shoal.Batcher(held)
     assert batcher.stacks() == []
     async with plugged(held, batcher, 1):

@@ -5,12 +5,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Reader, Steps, read_all, settle
+from batching.scenes import LEFT, PENDING, Reader, Steps, read_all, settle, using
 from shoal.core.request import State
 
 
@@ -32,8 +30,7 @@ async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> No
     async with two_readers() as (steps, batcher, first, second):
         steps.step(1, 2)
         await settle()
-        first.leave()
-        await settle()
+        await first.gone()
         assert [request.cancelled for request in steps.requests] == [True, False]
         assert batcher.statistics().running == 1
         steps.step("dropped", 3)
@@ -45,7 +42,9 @@ async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> No
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_when_the_last_reader_leaves_the_generator_is_closed(together: bool) -> None:
+async def test_ru13_tq15_when_the_last_reader_leaves_the_generator_is_closed(
+    together: bool,
+) -> None:
     async with two_readers() as (steps, batcher, first, second):
         steps.step(1, 2)
         await settle()
@@ -53,8 +52,7 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(together: boo
         if not together:
             await settle()
             assert not steps.closed
-        second.leave()
-        await settle()
+        await second.gone()
         assert steps.closed
         assert [request.cancelled for request in steps.requests] == [True, True]
         assert batcher.statistics().batches_running == 0
@@ -75,23 +73,22 @@ async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_
         assert steps.closed
 
 
-async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nobody() -> None:
-    with Steps() as steps:
-        async with (
-            pair_of(steps, cancel_abandoned=False) as call,
-            anyio.create_task_group() as tasks,
-        ):
-            readers = await read_all(tasks, call("a"), call("b"))
-            await settle()
-            for reader in readers:
-                reader.leave()
-            await settle()
-            assert not steps.closed
-            steps.step(1, 2)
-            steps.step(1, 2)
-            await settle()
-            assert steps.made == 2
-            steps.end()
+async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nobody(steps):
+    async with (
+        pair_of(steps, cancel_abandoned=False) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        readers = await read_all(tasks, call("a"), call("b"))
+        await settle()
+        for reader in readers:
+            reader.leave()
+        await settle()
+        assert not steps.closed
+        steps.step(1, 2)
+        steps.step(1, 2)
+        await settle()
+        assert steps.made == 2
+        steps.end()
     assert steps.closed
 
 
@@ -117,69 +114,66 @@ async def test_a_reader_may_leave_in_the_tick_in_which_an_item_or_the_end_comes(
 
 
 @pytest.mark.parametrize("cancel_first", [True, False])
-async def test_a_cancelled_wait_for_an_item_loses_nothing(cancel_first: bool) -> None:
+async def test_a_cancelled_wait_for_an_item_loses_nothing(cancel_first: bool, steps: Steps) -> None:
     got: list[Any] = []
     scope = anyio.CancelScope()
-    with Steps() as steps:
-        async with (
-            shoal.Batcher(steps.handler) as call,
-            call("a") as stream,
-            anyio.create_task_group() as tasks,
-        ):
+    async with (
+        shoal.Batcher(steps.handler) as call,
+        call("a") as stream,
+        anyio.create_task_group() as tasks,
+    ):
 
-            async def read_one() -> None:
-                with scope:
-                    got.append(await anext(stream))
+        async def read_one() -> None:
+            with scope:
+                got.append(await anext(stream))
 
-            tasks.start_soon(read_one)
-            await settle()
-            if cancel_first:
-                scope.cancel()
-            steps.step(1)
-            if not cancel_first:
-                scope.cancel()
-            await settle()
-            steps.step(2)
-            steps.end()
-            rest = [item async for item in stream]
+        tasks.start_soon(read_one)
+        await settle()
+        if cancel_first:
+            scope.cancel()
+        steps.step(1)
+        if not cancel_first:
+            scope.cancel()
+        await settle()
+        steps.step(2)
+        steps.end()
+        rest = [item async for item in stream]
     assert got + rest == [1, 2]
 
 
 @pytest.mark.parametrize("how", ["breaks", "raises"])
-async def test_a_reader_that_breaks_out_of_its_block_leaves_the_stream(how: str) -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler)
-        async with batcher as call:
-            steps.step(1)
-            with suppress(LookupError):
-                async with call("a") as stream:
-                    async for item in stream:
-                        assert item == 1
-                        if how == "raises":
-                            raise LookupError
-                        break
-            await settle()
-            assert steps.closed
-            assert batcher.statistics().cancelled == 1
+async def test_a_reader_that_breaks_out_of_its_block_leaves_the_stream(how, steps):
+    batcher = shoal.Batcher(steps.handler)
+    async with batcher as call:
+        steps.step(1)
+        with suppress(LookupError):
+            async with call("a") as stream:
+                async for item in stream:
+                    assert item == 1
+                    if how == "raises":
+                        raise LookupError
+                    break
+        await settle()
+        assert steps.closed
+        assert batcher.statistics().cancelled == 1
 
 
-async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on() -> None:
-    with Steps() as steps:
-        async with (
-            pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None) as call,
-            anyio.create_task_group() as tasks,
-        ):
-            slow = call("slow")
-            await slow.__aenter__()
-            (fast,) = await read_all(tasks, call("fast"))
-            for number in range(3):
-                steps.step(number, number)
-            await settle()
-            assert fast.items == [0]
-            await slow.aclose()
-            await settle()
-            assert fast.items == [0, 1, 2]
-            steps.end()
+async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on(steps: Steps) -> None:
+    async with (
+        pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        slow = call("slow")
+        await slow.__aenter__()
+        (fast,) = await read_all(tasks, call("fast"))
+        for number in range(3):
+            steps.step(number, number)
+        await settle()
+        assert fast.items == [0]
+        await slow.aclose()
+        await settle()
+        assert fast.items == [0, 1, 2]
+        steps.end()
 
 
 async def read_one(stream: Any) -> Any:
@@ -189,57 +183,52 @@ async def read_one(stream: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
-async def test_a_stream_that_is_broken_off_and_dropped_frees_its_place_at_once() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1, slow_reader_timeout_s=None)
-        async with batcher as call:
-            steps.step("first")
-            assert await read_one(call("a")) == "first"
-            await settle()
-            assert steps.closed
-            assert batcher.statistics().running == 0
-            assert batcher.statistics().cancelled == 1
-            steps.step("second")
-            async with call("b") as stream:
-                assert await anext(stream) == "second"
+async def test_a_stream_that_is_broken_off_and_dropped_frees_its_place_at_once(steps):
+    batcher = shoal.Batcher(steps.handler, max_batch_size=1, slow_reader_timeout_s=None)
+    async with batcher as call:
+        steps.step("first")
+        assert await read_one(call("a")) == "first"
+        await settle()
+        assert steps.closed
+        assert batcher.statistics().running == 0
+        assert batcher.statistics().cancelled == 1
+        steps.step("second")
+        async with call("b") as stream:
+            assert await anext(stream) == "second"
 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
-async def test_a_dropped_stream_that_waits_in_the_queue_leaves_it() -> None:
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("a"):
-            stream = await call("b").__aenter__()
-            assert stream.request.state is State.QUEUED
-            request = stream.request
-            del stream
-            await settle()
-            assert request.state is State.CANCELLED
+async def test_a_dropped_stream_that_waits_in_the_queue_leaves_it(steps: Steps) -> None:
+    async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("a"):
+        stream = await call("b").__aenter__()
+        assert stream.request.state is State.QUEUED
+        request = stream.request
+        del stream
+        await settle()
+        assert request.state is State.CANCELLED
 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
-async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch() -> None:
-    with Steps() as steps:
-        batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            dropped = await call("a").__aenter__()
-            (reader,) = await read_all(tasks, call("b"))
-            for number in range(3):
-                steps.step(number, number)
-            await settle()
-            assert reader.items == [0]
-            del dropped
-            await settle()
-            assert reader.items == [0, 1, 2]
-            steps.end()
+async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch(steps: Steps) -> None:
+    async with using(pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)) as (call, tasks):
+        dropped = await call("a").__aenter__()
+        (reader,) = await read_all(tasks, call("b"))
+        for number in range(3):
+            steps.step(number, number)
+        await settle()
+        assert reader.items == [0]
+        del dropped
+        await settle()
+        assert reader.items == [0, 1, 2]
+        steps.end()
 
 
-async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler)
-        async with batcher as call:
-            call("a")
-            await settle()
-            assert batcher.statistics().cancelled == 0
+async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler)
+    async with batcher as call:
+        call("a")
+        await settle()
+        assert batcher.statistics().cancelled == 0
 
 
 async def endless(items: list[int]) -> AsyncIterator[list[int]]:

@@ -5,11 +5,10 @@ import weakref
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, launch, outcomes, using
+from batching.scenes import LEFT, Recorder, launch, outcomes, using
 from conformance.replica_scenes import served
 from shoal.errors import BatcherClosed
 
@@ -18,23 +17,21 @@ def failing_for(*bad: int) -> Recorder:
     return Recorder(lambda item: KeyError(item) if item in bad else f"row {item}")
 
 
-async def test_each_item_is_loaded_once_and_remembered():
-    handler = Recorder()
-    async with shoal.Batcher(handler, batch_wait_timeout_s=1) as call:
+async def test_each_item_is_loaded_once_and_remembered(recorder):
+    async with shoal.Batcher(recorder, batch_wait_timeout_s=1) as call:
         loader = shoal.Loader(call)
         assert await outcomes(loader.load(1), loader.load(2), loader.load(1)) == [1, 2, 1]
         assert await loader.load(2) == 2
         assert await loader.load_many([1, 3, 3, 2]) == [1, 3, 3, 2]
-    assert [sorted(batch) for batch in handler.batches] == [[1, 2], [3]]
+    assert [sorted(batch) for batch in recorder.batches] == [[1, 2], [3]]
 
 
-async def test_loaders_share_batches_but_no_results():
-    handler = Recorder()
-    async with shoal.Batcher(handler, max_batch_size=64) as call:
+async def test_loaders_share_batches_but_no_results(recorder):
+    async with shoal.Batcher(recorder, max_batch_size=64) as call:
         loaders = [shoal.Loader(call) for _ in range(20)]
         await outcomes(*(one.load(n % 5) for one in loaders for n in range(10)))
-    assert [len(batch) for batch in handler.batches] == [64, 36]
-    assert sorted(itertools.chain(*handler.batches)) == sorted([*range(5)] * 20)
+    assert [len(batch) for batch in recorder.batches] == [64, 36]
+    assert sorted(itertools.chain(*recorder.batches)) == sorted([*range(5)] * 20)
 
 
 async def test_an_error_fails_its_item_alone_and_is_not_remembered():
@@ -53,8 +50,7 @@ async def test_an_error_fails_its_item_alone_and_is_not_remembered():
     assert handler.batches == [[1, 2, 3], [2], [2]]
 
 
-async def test_a_caller_that_leaves_takes_nothing_from_the_others():
-    held = Held()
+async def test_a_caller_that_leaves_takes_nothing_from_the_others(held):
     async with using(shoal.Batcher(held, max_batch_size=1)) as (call, tasks):
         loader = shoal.Loader(call)
         leaving, staying, other = await launch(
@@ -78,8 +74,7 @@ async def test_a_handler_does_not_wait_for_its_own_batch():
         assert await loaders[0].load_many([1, 0]) == [1, 0]
 
 
-async def test_one_that_only_waits_may_leave():
-    held = Held()
+async def test_one_that_only_waits_may_leave(held):
     async with using(shoal.Batcher(held)) as (call, tasks):
         loader = shoal.Loader(call)
         loading, waiting = await launch(tasks, loader.load(1), loader.load(1))
@@ -89,9 +84,8 @@ async def test_one_that_only_waits_may_leave():
     assert held.batches == [[1]]
 
 
-async def test_results_can_be_given_and_forgotten():
-    handler = Recorder()
-    async with shoal.Batcher(handler) as call:
+async def test_results_can_be_given_and_forgotten(recorder):
+    async with shoal.Batcher(recorder) as call:
         loader = shoal.Loader(call)
         loader.prime(1, "given")
         loader.prime(1, "too late")
@@ -101,11 +95,10 @@ async def test_results_can_be_given_and_forgotten():
         loader.clear(7)  # unknown
         loader.clear_all()
         assert await loader.load(2) == 2
-    assert handler.batches == [[2], [1], [2]]
+    assert recorder.batches == [[2], [1], [2]]
 
 
-async def test_what_is_forgotten_while_it_is_loaded_is_loaded_again():
-    held = Held()
+async def test_what_is_forgotten_while_it_is_loaded_is_loaded_again(held):
     async with using(shoal.Batcher(held)) as (call, tasks):
         loader = shoal.Loader(call)
         before = await launch(tasks, loader.load(1), loader.load(1))
@@ -118,9 +111,8 @@ async def test_what_is_forgotten_while_it_is_loaded_is_loaded_again():
     assert held.batches == [[1], [1]]
 
 
-async def test_a_key_says_which_items_are_equal():
-    handler = Recorder()
-    async with shoal.Batcher(handler) as call:
+async def test_a_key_says_which_items_are_equal(recorder):
+    async with shoal.Batcher(recorder) as call:
         by_id = shoal.Loader(call, key=lambda row: row["id"])
         row = {"id": 1, "name": "a"}
         assert await by_id.load_many([row, {"id": 1, "name": "b"}]) == [row, row]
@@ -128,12 +120,11 @@ async def test_a_key_says_which_items_are_equal():
         assert await by_value.load_many([1, True, 1.0]) == [1, True, 1.0]
         with pytest.raises(TypeError, match=r"the key of {'id': 1.* is not hashable; pass"):
             await by_value.load_many([5, row])
-    assert handler.batches == [[row], [1, True, 1.0]]
+    assert recorder.batches == [[row], [1, True, 1.0]]
 
 
 async def test_a_call_that_cannot_be_made_fails_each_item():
-    batcher = shoal.Batcher(Recorder())
-    async with batcher as call:
+    async with shoal.Batcher(Recorder()) as call:
         loader = shoal.Loader(call)
         assert await loader.load(1) == 1
     errors = await loader.load_many([1, 2, 3])

@@ -98,21 +98,18 @@ async def test_a_failed_batch_fails_its_items_alone() -> None:
             await call.map([1, 0])
 
 
-async def test_items_of_a_map_share_batches_with_other_calls() -> None:
-    held = Held()
+async def test_items_of_a_map_share_batches_with_other_calls(held: Held) -> None:
     async with using(shoal.Batcher(held, batch_wait_timeout_s=1)) as (call, tasks):
         await line_up(tasks, call("a"), call.map(["b", "c"]), call("d"))
         held.gate.set()
     assert held.batches == [["a", "b", "c", "d"]]
 
 
-async def test_a_map_that_is_cancelled_drops_all_of_its_calls() -> None:
-    held = Held()
+async def test_tq9_a_map_that_is_cancelled_drops_all_of_its_calls(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call.map(range(5)))
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == [[0, 1]]
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.running, statistics.cancelled) == (0, 0, 5)
@@ -122,8 +119,7 @@ async def test_a_map_that_is_cancelled_drops_all_of_its_calls() -> None:
 
 
 @pytest.mark.parametrize("leave_first", [True, False])
-async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(leave_first):
-    held = Held()
+async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(leave_first, held):
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call.map(range(4)))
@@ -139,8 +135,7 @@ async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(
     assert statistics.running == statistics.queued == 0
 
 
-async def test_a_map_that_does_not_fit_is_rejected_whole() -> None:
-    held = Held()
+async def test_a_map_that_does_not_fit_is_rejected_whole(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=3)
     async with batcher as call, anyio.create_task_group() as tasks:
         (fits,) = await launch(tasks, call.map(range(5)))
@@ -251,8 +246,7 @@ async def test_an_item_that_can_not_be_split_has_its_error_in_its_place() -> Non
     ]
 
 
-async def test_options_that_change_when_the_calls_are_made_fail_single_items() -> None:
-    held = Held()
+async def test_options_that_change_when_the_calls_are_made_fail_single_items(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=5)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("x"))
@@ -264,8 +258,7 @@ async def test_options_that_change_when_the_calls_are_made_fail_single_items() -
 
 
 @pytest.mark.parametrize("more", SHARINGS, ids=str)
-async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(more):
-    held = Held()
+async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(more, held):
     batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=1, **more)
     async with batcher as call, anyio.create_task_group() as tasks:
         await launch(tasks, call(0), call(1))

@@ -4,7 +4,6 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal
@@ -27,15 +26,14 @@ async def first_of(batch: Any) -> Any:
 # How a batch begins, fills and ends
 
 
-async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_they_come(kind):
+async def test_ts1_ts6_the_handler_starts_with_the_first_request_and_gets_others_as_they_come(kind):
     came: list[tuple[float, Any]] = []
 
     async def handler(batch: Any) -> None:
         async for request in batch:
-            came.append((anyio.current_time() - started, request.item))
+            came.append((anyio.current_time(), request.item))
             await kind.answer(request, request.item)
 
-    started = anyio.current_time()
     async with using(of(handler, kind, batch_wait_timeout_s=10)) as (call, tasks):
         callers = []
         for item in range(3):
@@ -56,7 +54,7 @@ async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_
         ("close", DispatchReason.DRAIN, 1),
     ],
 )
-async def test_what_ends_a_batch(kind, how, reason, closed_at):
+async def test_ts4_ts5_what_ends_a_batch(kind, how, reason, closed_at):
     handler = Taker(kind)
     options = {"wait": {"batch_wait_timeout_s": 5}, "idle": {"idle_timeout_s": 2}}.get(
         how, {"batch_wait_timeout_s": None}
@@ -100,7 +98,7 @@ async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(ki
     assert [caller.outcome for caller in callers] == [6, 3, 4, 1]
 
 
-async def test_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
+async def test_ts9_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> None:
     handler = Taker(kind)
     async with of(handler, kind) as call, anyio.create_task_group() as tasks:
         await settle()
@@ -141,8 +139,7 @@ async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left(
             while batcher.statistics().queued + batcher.statistics().running < 2:
                 await anyio.lowlevel.checkpoint()
             batcher.flush()
-            first.leave()
-            await settle()
+            await first.gone()
             assert second.outcome == 2
 
 
@@ -592,8 +589,7 @@ async def test_a_request_tells_about_itself(kind: Kind) -> None:
             assert repr(request.item) in repr(request)
             await kind.answer(request, known)
 
-    batcher = of(handler, kind, priority_levels=3, max_batch_size=9, batch_size_fn=float)
-    async with batcher as call:
+    async with of(handler, kind, priority_levels=3, max_batch_size=9, batch_size_fn=float) as call:
         assert await kind.ask(call, 2) == (None, 2, 2.0, None)
         call_options = call.options(priority=1, timeout_s=5, metadata={"who": "me"})
         assert await kind.ask(call_options, 3) == ("me", 1, 3.0, pytest.approx(5))

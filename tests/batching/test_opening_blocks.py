@@ -60,8 +60,7 @@ async def test_functions_open_at_their_first_call_and_close_at_the_end_of_the_bl
     assert "async with shoal.open_batchers():" in str(caught.value)
 
 
-async def test_first_calls_that_race_share_one_batcher_and_keep_their_order() -> None:
-    held = Held()
+async def test_first_calls_that_race_share_one_batcher_and_keep_their_order(held: Held) -> None:
     batched = shoal.batch(max_batch_size=8, batch_wait_timeout_s=None)(held)
     async with shoal.open_batchers(), anyio.create_task_group() as tasks:
         callers = await launch(tasks, *map(batched, range(8)))
@@ -96,13 +95,11 @@ async def test_a_function_is_configured_before_its_first_call() -> None:
         assert await outcomes(*map(sizes, range(4))) == [2, 2, 2, 2]
 
 
-async def test_a_cancelled_first_call_leaves_the_batcher_open() -> None:
-    held = Held()
+async def test_a_cancelled_first_call_leaves_the_batcher_open(held: Held) -> None:
     batched = shoal.batch(held)
     async with shoal.open_batchers(), anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, batched(1))
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == [[1]]
         held.gate.set()
         assert await batched(2) == 2
@@ -312,8 +309,7 @@ async def test_the_grace_period_bounds_the_end() -> None:
     assert type(callers[1].outcome) is shoal.errors.BatcherClosed
 
 
-async def test_a_cancelled_block_leaves_nobody_waiting() -> None:
-    held = Held()
+async def test_a_cancelled_block_leaves_nobody_waiting(held: Held) -> None:
     batched = shoal.batch(held)
     async with anyio.create_task_group() as tasks:
         with anyio.CancelScope() as scope:

@@ -6,7 +6,6 @@ import threading
 from typing import Any, Self
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal

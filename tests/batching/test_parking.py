@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, launch, line_up, plugged, settle
+from batching.scenes import LEFT, Held, launch, line_up, plugged, settle
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.loops.parking import Parking
 from shoal.loops.this_loop import parking_of_this_loop
@@ -150,15 +150,13 @@ def test_there_is_no_parking_without_a_loop() -> None:
 # The hand-offs of a call: what happens when its caller leaves in the tick in which it is answered.
 
 
-async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch(recorder):
+    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await launch(tasks, call(1))
         batcher.flush()
-        caller.leave()
-        await settle()
-        assert handler.batches == []
+        await caller.gone()
+        assert recorder.batches == []
         assert batcher.statistics().batch_size.total == 0
         (caller,) = await line_up(tasks, call(2))
         batcher.flush()
@@ -166,31 +164,26 @@ async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch() -> 
         assert caller.outcome == 2
 
 
-async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch() -> None:
-    held = Held()
+async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         held.gate.set()
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert held.batches == [[0], [2, 3], [4, 5]]
 
 
-async def test_who_waits_for_room_gets_the_place_of_one_that_departed() -> None:
-    held = Held()
+async def test_who_waits_for_room_gets_the_place_of_one_that_departed(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=0, overload="wait")
     async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         held.gate.set()
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert held.batches == [[0], [2]]
         assert [caller.outcome for caller in callers] == [LEFT, 2]
 
 
-async def test_a_map_whose_caller_departed_is_not_run() -> None:
-    held = Held()
+async def test_a_map_whose_caller_departed_is_not_run(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2)
     async with plugged(held, batcher, 0) as (call, tasks):
         (mapped,) = await line_up(tasks, call.map([1, 2]))

@@ -24,23 +24,6 @@ from shoal import BatchOptions, DispatchReason, Request
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 
 
-class Noted(Recorder):
-    """A handler that notes why and when each batch came, in seconds since it was made."""
-
-    def __init__(self, answer: Any = lambda item: item) -> None:
-        super().__init__(answer)
-        self.reasons: list[DispatchReason] = []
-        self._made_at = anyio.current_time()
-
-    def note(self, items: list[Any]) -> None:
-        super().note(items)
-        self.reasons.append(shoal.current_batch().reason)
-
-    @property
-    def ran_at(self) -> list[float]:
-        return [round(at - self._made_at, 6) for at in self.started_at]
-
-
 def by_tens(item: int) -> int:
     return item // 10
 
@@ -52,31 +35,28 @@ def itself(item: Any) -> Any:
 # idle_timeout_s
 
 
-async def test_the_wait_ends_when_nobody_came_for_the_idle_time() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=9, idle_timeout_s=2)
+async def test_the_wait_ends_when_nobody_came_for_the_idle_time(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=9, idle_timeout_s=2)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
-    assert (handler.batches, handler.ran_at) == ([[0, 1, 2]], [5])
-    assert handler.reasons == [DispatchReason.IDLE]
+    assert (recorder.batches, recorder.starts) == ([[0, 1, 2]], [5])
+    assert recorder.reasons == [DispatchReason.IDLE]
     assert batcher.statistics().batches[DispatchReason.IDLE] == 1
 
 
-async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, idle_timeout_s=2, batch_wait_timeout_s=4)
+async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, idle_timeout_s=2, batch_wait_timeout_s=4)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(4):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
-    assert (handler.batches, handler.ran_at) == ([[0, 1, 2], [3]], [4, 6.5])
-    assert handler.reasons == [DispatchReason.TIMER, DispatchReason.IDLE]
+    assert (recorder.batches, recorder.starts) == ([[0, 1, 2], [3]], [4, 6.5])
+    assert recorder.reasons == [DispatchReason.TIMER, DispatchReason.IDLE]
 
 
-async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again() -> None:
-    held = Held()
+async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again(held):
     async with using(shoal.Batcher(held, max_batch_size=9, idle_timeout_s=2)) as (call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(2)
@@ -88,53 +68,53 @@ async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for
     assert held.started_at[1] == freed
 
 
-async def test_each_bucket_has_its_own_idle_time() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=9, idle_timeout_s=2, bucket_by=by_tens)
+async def test_each_bucket_has_its_own_idle_time(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=9, idle_timeout_s=2, bucket_by=by_tens)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await anyio.sleep(1)
         await line_up(tasks, call(11))
         await anyio.sleep(0.5)
         await line_up(tasks, call(2))
-    assert (handler.batches, handler.ran_at) == ([[11], [1, 2]], [3, 3.5])
+    assert (recorder.batches, recorder.starts) == ([[11], [1, 2]], [3, 3.5])
 
 
 # batch_size_fn
 
 
-async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it() -> None:
-    handler = Recorder()
+async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it(recorder: Recorder) -> None:
     batcher = shoal.Batcher(
-        handler, max_batch_size=10, batch_wait_timeout_s=1, batch_size_fn=itself
+        recorder, max_batch_size=10, batch_wait_timeout_s=1, batch_size_fn=itself
     )
     async with batcher as call:
         assert await outcomes_in_order(*map(call, [6, 5, 4, 3, 7, 1])) == [6, 5, 4, 3, 7, 1]
-    assert handler.batches == [[6], [5, 4], [3, 7], [1]]
+    assert recorder.batches == [[6], [5, 4], [3, 7], [1]]
 
 
-async def test_a_batch_is_full_at_its_number_of_requests_or_at_its_cost() -> None:
-    handler = Noted()
+async def test_tx1_a_batch_is_full_at_its_number_of_requests_or_at_its_cost(
+    recorder: Recorder,
+) -> None:
     batcher = shoal.Batcher(
-        handler, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
+        recorder, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
     )
     async with batcher as call:
         await outcomes_in_order(*map(call, [1, 1, 1, 8, 2, 1, 9, 2]))
         with pytest.raises(shoal.errors.ItemTooLarge, match=r"max_batch_cost=10"):
             await call(11)
-    assert handler.batches == [[1, 1, 1], [8, 2], [1, 9], [2]]
-    assert handler.reasons == [DispatchReason.FULL] * 3 + [DispatchReason.TIMER]
+    assert recorder.batches == [[1, 1, 1], [8, 2], [1, 9], [2]]
+    assert recorder.reasons == [DispatchReason.FULL] * 3 + [DispatchReason.TIMER]
 
 
-async def test_costs_may_be_fractions_or_nothing() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself)
+async def test_costs_may_be_fractions_or_nothing(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(
+        recorder, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself
+    )
     async with batcher as call:
         await outcomes_in_order(*map(call, [0, 0.5, 0, 0.25, 0.25]))
         await outcomes_in_order(*map(call, [0.75, 0, 0.5]))
         await outcomes_in_order(*map(call, [0, 0]))
-    assert handler.batches == [[0, 0.5, 0, 0.25, 0.25], [0.75, 0], [0.5], [0, 0]]
-    assert handler.reasons == [
+    assert recorder.batches == [[0, 0.5, 0, 0.25, 0.25], [0.75, 0], [0.5], [0, 0]]
+    assert recorder.reasons == [
         *(DispatchReason.FULL, DispatchReason.FULL),
         *(DispatchReason.TIMER, DispatchReason.TIMER),
     ]
@@ -150,8 +130,7 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
     async def handler(text: list[str], size: list[int], fast: Any = True) -> list[str]:
         return text
 
-    batcher = shoal.Batcher(handler, max_batch_size=4, batch_size_fn=cost)
-    async with batcher as call:
+    async with shoal.Batcher(handler, max_batch_size=4, batch_size_fn=cost) as call:
         assert await call(size=3, text="a") == "a"
         assert await call("b", 4, fast=False) == "b"
         with pytest.raises(shoal.errors.ItemTooLarge):
@@ -170,10 +149,9 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
         ("bucket_by", lambda: [1], TypeError),
     ],
 )
-async def test_a_broken_function_of_an_item_fails_its_caller_alone(option, broken, error):
-    handler = Recorder()
+async def test_a_broken_function_of_an_item_fails_its_caller_alone(option, broken, error, recorder):
     options: Any = {option: lambda item: broken() if item == "bad" else 1}
-    batcher = shoal.Batcher(handler, max_batch_size=10, batch_wait_timeout_s=1, **options)
+    batcher = shoal.Batcher(recorder, max_batch_size=10, batch_wait_timeout_s=1, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         (before,) = await line_up(tasks, call("good"))
         with pytest.raises(error):
@@ -182,7 +160,7 @@ async def test_a_broken_function_of_an_item_fails_its_caller_alone(option, broke
             await call.map(["good", "bad"])  # then no call is made
         (after,) = await line_up(tasks, call("good"))
     assert (before.outcome, after.outcome) == ("good", "good")
-    assert handler.batches == [["good", "good"]]
+    assert recorder.batches == [["good", "good"]]
     statistics = batcher.statistics()
     assert (statistics.finished, statistics.failed, statistics.rejected) == (2, 0, 0)
 
@@ -190,16 +168,14 @@ async def test_a_broken_function_of_an_item_fails_its_caller_alone(option, broke
 # bucket_by
 
 
-async def test_only_requests_with_equal_keys_share_a_batch() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=by_tens)
+async def test_tx10_only_requests_with_equal_keys_share_a_batch(recorder: Recorder) -> None:
+    batcher = shoal.Batcher(recorder, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=by_tens)
     async with batcher as call:
         assert await outcomes_in_order(*map(call, [1, 11, 2, 21, 12])) == [1, 11, 2, 21, 12]
-    assert sorted(handler.batches) == [[1, 2], [11, 12], [21]]
+    assert sorted(recorder.batches) == [[1, 2], [11, 12], [21]]
 
 
-async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first() -> None:
-    held = Held()
+async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first(held):
     batcher = shoal.Batcher(held, max_batch_size=3, bucket_by=by_tens)
     async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, [31, 11, 32, 21, 12, 33, 34]))
@@ -207,15 +183,14 @@ async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_
     assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
 
 
-async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait() -> None:
-    handler = Noted()
-    batcher = shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=5, bucket_by=by_tens)
+async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait(recorder):
+    batcher = shoal.Batcher(recorder, max_batch_size=2, batch_wait_timeout_s=5, bucket_by=by_tens)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await anyio.sleep(1)
         await line_up(tasks, call(11), call(12))
-    assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
-    assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
+    assert (recorder.batches, recorder.starts) == ([[11, 12], [1]], [1, 5])
+    assert recorder.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
 
 
 # allowed_batch_sizes, padding and pad
@@ -240,21 +215,20 @@ async def test_a_batch_is_padded_with_its_last_item_and_what_comes_of_that_is_dr
     assert batcher.statistics().finished == 12
 
 
-async def test_pad_is_told_the_items_and_the_size() -> None:
+async def test_pad_is_told_the_items_and_the_size(recorder: Recorder) -> None:
     asked: list[tuple[list[int], int]] = []
 
     def pad(items: list[int], size: int) -> list[int]:
         asked.append((list(items), size))
         return items + [0] * (size - len(items))
 
-    handler = Recorder()
     batcher = shoal.Batcher(
-        handler, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
+        recorder, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
     )
     async with batcher as call:
         assert await outcomes_in_order(*map(call, [7, 8, 9])) == [7, 8, 9]
         assert await outcomes_in_order(*map(call, [1, 2])) == [1, 2]
-    assert handler.batches == [[7, 8, 9, 0], [1, 2]]
+    assert recorder.batches == [[7, 8, 9, 0], [1, 2]]
     assert asked == [([7, 8, 9], 4)]
 
 
@@ -271,24 +245,22 @@ async def test_streams_are_padded_too() -> None:
     assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]
 
 
-async def test_padding_down_leaves_the_rest_first_in_the_queue() -> None:
-    handler = Noted()
+async def test_padding_down_leaves_the_rest_first_in_the_queue(recorder: Recorder) -> None:
     options: Any = {"allowed_batch_sizes": (1, 2, 4, 8), "padding": "down"}
-    batcher = shoal.Batcher(handler, max_batch_size=8, batch_wait_timeout_s=3, **options)
+    batcher = shoal.Batcher(recorder, max_batch_size=8, batch_wait_timeout_s=3, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(1)
     # The last of them came at 2 s, and its own window ends 3 s after that.
-    assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [3, 5])
+    assert (recorder.batches, recorder.starts) == ([[0, 1], [2]], [3, 5])
 
 
-async def test_what_is_below_the_smallest_allowed_size_is_padded_up_even_by_down() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(4,), padding="down")
+async def test_what_is_below_the_smallest_allowed_size_is_padded_up_even_by_down(recorder):
+    batcher = shoal.Batcher(recorder, max_batch_size=4, allowed_batch_sizes=(4,), padding="down")
     async with batcher as call:
         assert await call(1) == 1
-    assert handler.batches == [[1, 1, 1, 1]]
+    assert recorder.batches == [[1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -323,27 +295,25 @@ async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(run
         pytest.param(lambda items, size: None, id="None"),
     ],
 )
-async def test_a_broken_pad_fails_its_batch_and_the_batcher_goes_on(pad: Any) -> None:
-    handler = Recorder()
+async def test_a_broken_pad_fails_its_batch_and_the_batcher_goes_on(pad, recorder):
     batcher = shoal.Batcher(
-        handler, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
+        recorder, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
     )
     async with batcher as call:
         errors = await outcomes(*map(call, range(3)))
         assert all(isinstance(error, Exception) for error in errors)
         assert len(set(map(id, errors))) == 3
-        assert handler.batches == []
+        assert recorder.batches == []
         assert await call.map(range(4)) == [0, 1, 2, 3]
         assert batcher.is_alive
 
 
-async def test_costs_are_padded_to_an_allowed_sum() -> None:
+async def test_costs_are_padded_to_an_allowed_sum(recorder: Recorder) -> None:
     def pad(items: list[int], size: int) -> list[int]:
         return [*items, size - sum(items)]
 
-    handler = Recorder()
     batcher = shoal.Batcher(
-        handler,
+        recorder,
         max_batch_size=16,
         batch_wait_timeout_s=1,
         batch_size_fn=itself,
@@ -353,7 +323,7 @@ async def test_costs_are_padded_to_an_allowed_sum() -> None:
     async with batcher as call:
         assert await outcomes_in_order(call(3), call(2)) == [3, 2]
         assert await outcomes_in_order(call(6), call(7)) == [6, 7]
-    assert handler.batches == [[3, 2, 3], [6, 7, 3]]
+    assert recorder.batches == [[3, 2, 3], [6, 7, 3]]
 
 
 async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
@@ -424,8 +394,7 @@ class Newest(WholeQueuePolicy):
         return chosen[::-1], DispatchReason.FULL if pressure is None else pressure.reason
 
 
-async def test_a_rule_of_ones_own_forms_the_batches() -> None:
-    held = Held()
+async def test_a_rule_of_ones_own_forms_the_batches(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, policy=Newest)
     async with plugged(held, batcher, 0) as (call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))

@@ -31,8 +31,7 @@ async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller
 # Order
 
 
-async def test_higher_levels_go_first_and_equals_in_order_of_arrival() -> None:
-    held = Held()
+async def test_higher_levels_go_first_and_equals_in_order_of_arrival(held: Held) -> None:
     async with plugged(held, shoal.Batcher(held, **THREE)) as (call, tasks):
         await put(tasks, call, "low 1", "low 2", priority=3)
         await put(tasks, call, "usual 1")
@@ -46,8 +45,7 @@ async def test_higher_levels_go_first_and_equals_in_order_of_arrival() -> None:
     ]
 
 
-async def test_isolated_levels_share_no_batch_and_keep_their_order() -> None:
-    held = Held()
+async def test_isolated_levels_share_no_batch_and_keep_their_order(held: Held) -> None:
     async with plugged(held, shoal.Batcher(held, **THREE, priority_mixing="isolate")) as (
         call,
         tasks,
@@ -58,10 +56,9 @@ async def test_isolated_levels_share_no_batch_and_keep_their_order() -> None:
     assert held.batches[1:] == [["high 1"], ["usual 1", "usual 2"], ["usual 3"], ["low 1"]]
 
 
-async def test_isolated_levels_are_kept_apart_within_each_bucket() -> None:
-    handler = Recorder()
+async def test_isolated_levels_are_kept_apart_within_each_bucket(recorder: Recorder) -> None:
     batcher = shoal.Batcher(
-        handler,
+        recorder,
         priority_levels=2,
         priority_mixing="isolate",
         bucket_by=lambda item: item[0],
@@ -70,15 +67,14 @@ async def test_isolated_levels_are_kept_apart_within_each_bucket() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         await put(tasks, call, "a1", "b1", "a2", priority=2)
         await put(tasks, call, "a3", "b2", priority=1)
-    assert handler.batches == [["a3"], ["b2"], ["a1", "a2"], ["b1"]]
+    assert recorder.batches == [["a3"], ["b2"], ["a1", "a2"], ["b1"]]
 
 
 @pytest.mark.parametrize(
     ("default", "expected"),
     [(None, ["high", "other", "usual", "low"]), (1, ["high", "usual", "other", "low"])],
 )
-async def test_a_call_that_names_no_level_has_the_default_one(default, expected):
-    held = Held()
+async def test_a_call_that_names_no_level_has_the_default_one(default, expected, held):
     options: Any = {"priority_levels": 3, "default_priority": default}
     async with plugged(held, shoal.Batcher(held, **options)) as (call, tasks):
         await put(tasks, call, "low", priority=3)
@@ -89,8 +85,7 @@ async def test_a_call_that_names_no_level_has_the_default_one(default, expected)
 
 
 @pytest.mark.parametrize(("aging_s", "first"), [(10.0, "low"), (100.0, "high"), (None, "high")])
-async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(aging_s, first):
-    held = Held()
+async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(aging_s, first, held):
     options: Any = {"priority_levels": 2, "priority_aging_s": aging_s}
     async with plugged(held, shoal.Batcher(held, max_batch_size=1, **options)) as (call, tasks):
         await put(tasks, call, "low", priority=2)
@@ -118,19 +113,17 @@ async def test_the_wishes_of_a_call_are_checked(options: Any, error: type[Except
             call.options(**options)
 
 
-async def test_a_level_that_there_is_not_fails_its_call_alone() -> None:
-    handler = Recorder()
-    async with shoal.Batcher(handler, priority_levels=2) as call:
+async def test_a_level_that_there_is_not_fails_its_call_alone(recorder: Recorder) -> None:
+    async with shoal.Batcher(recorder, priority_levels=2) as call:
         with pytest.raises(ValueError, match=r"from 1, the highest, to priority_levels=2, not 3"):
             await call.options(priority=3)(1)
         with pytest.raises(ValueError, match="priority_levels=2"):
             await call.options(priority=3).map([1, 2])
         assert await call.options(priority=2)(4) == 4
-    assert handler.batches == [[4]]
+    assert recorder.batches == [[4]]
 
 
-async def test_a_map_has_the_wishes_of_its_call() -> None:
-    held = Held()
+async def test_a_map_has_the_wishes_of_its_call(held: Held) -> None:
     async with plugged(held, shoal.Batcher(held, **THREE)) as (call, tasks):
         (late,) = await line_up(tasks, call.options(queue_timeout_s=2).map(["a", "b"]))
         await put(tasks, call, "c")
@@ -155,11 +148,10 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
     options: Any = {"max_batch_size": 1, "default_queue_policy": policy}
     batcher = shoal.Batcher(held, **options)
     async with plugged(held, batcher) as (call, tasks):
-        started = anyio.current_time()
         (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s, timeout_s=deadline_s)
         await anyio.sleep(9)
         assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
-        assert caller.ended_at == pytest.approx(started + ends_at)
+        assert caller.ended_at == pytest.approx(ends_at)
         statistics = batcher.statistics()
         assert (statistics.expired, statistics.cancelled, statistics.queued) == (1, 0, 0)
     assert held.batches == [["plug"]]
@@ -167,8 +159,7 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
         assert "was not answered by its deadline" in str(caller.outcome)
 
 
-async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
-    held = Held()
+async def test_the_time_in_the_queue_does_not_count_in_the_handler(held: Held) -> None:
     async with shoal.Batcher(held) as call, anyio.create_task_group() as tasks:
         (caller,) = await put(tasks, call, 1, queue_timeout_s=1)
         await anyio.sleep(5)
@@ -177,8 +168,7 @@ async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
     assert caller.outcome == 1
 
 
-async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
-    held = Held()
+async def test_who_is_parked_is_in_the_queue_for_its_time_out(held: Held) -> None:
     options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
     batcher = shoal.Batcher(held, **options)
     async with plugged(held, batcher) as (call, tasks):
@@ -191,8 +181,7 @@ async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
     assert held.batches == [["plug"]]
 
 
-async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_all() -> None:
-    held = Held()
+async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_all(held):
     delaying = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
     options: Any = {"priority_levels": 3, "queue_policies": {2: delaying}, "priority_aging_s": None}
     batcher = shoal.Batcher(held, max_batch_size=1, **options)
@@ -206,8 +195,7 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
     assert batcher.statistics().expired == 0
 
 
-async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed() -> None:
-    held = Held()
+async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed(held: Held) -> None:
     policy = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
     async with plugged(
         held, shoal.Batcher(held, max_batch_size=3, default_queue_policy=policy)
@@ -220,8 +208,7 @@ async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed(
 
 
 @pytest.mark.parametrize("overload", ["wait", "shed_oldest"])
-async def test_the_bound_of_a_level_refuses_whatever_overload_says(overload: Any) -> None:
-    held = Held()
+async def test_tb13_the_bound_of_a_level_refuses_whatever_overload_says(overload, held):
     policies = {3: shoal.QueuePolicy(max_queued_requests=1)}
     options: Any = {"overload": overload, "max_queued_requests": 9, "queue_policies": policies}
     batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=3, **options)
@@ -239,10 +226,9 @@ async def test_the_bound_of_a_level_refuses_whatever_overload_says(overload: Any
     assert batcher.statistics().rejected == 1
 
 
-async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level() -> None:
-    handler = Recorder()
+async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level(recorder):
     policy = shoal.QueuePolicy(max_queued_requests=1)
-    async with shoal.Batcher(handler, max_batch_size=3, default_queue_policy=policy) as call:
+    async with shoal.Batcher(recorder, max_batch_size=3, default_queue_policy=policy) as call:
         assert await outcomes(*map(call, range(3))) == [0, 1, 2]
         refused = [
             result
@@ -250,32 +236,29 @@ async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level() -
             if isinstance(result, Exception)
         ]
     assert [type(error) for error in refused] == [shoal.errors.Overloaded]
-    assert [len(batch) for batch in handler.batches] == [3, 3]
+    assert [len(batch) for batch in recorder.batches] == [3, 3]
 
 
-async def test_each_level_may_have_a_window_of_its_own() -> None:
-    handler = Recorder()
+async def test_each_level_may_have_a_window_of_its_own(recorder: Recorder) -> None:
     batcher = shoal.Batcher(
-        handler,
+        recorder,
         priority_levels=2,
         batch_wait_timeout_s=10,
         queue_policies={1: shoal.QueuePolicy(batch_wait_timeout_s=1)},
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(2)
         await put(tasks, call, "high", priority=1)
         await anyio.sleep(3)
         await put(tasks, call, "low 2", priority=2)
-    assert handler.batches == [["high", "low"], ["low 2"]]
-    assert [at - started for at in handler.started_at] == [pytest.approx(3), pytest.approx(15)]
+    assert recorder.batches == [["high", "low"], ["low 2"]]
+    assert recorder.started_at == [pytest.approx(3), pytest.approx(15)]
 
 
-async def test_a_level_without_a_window_only_fills_the_room_of_others() -> None:
-    handler = Recorder()
+async def test_a_level_without_a_window_only_fills_the_room_of_others(recorder: Recorder) -> None:
     batcher = shoal.Batcher(
-        handler,
+        recorder,
         max_batch_size=3,
         priority_levels=2,
         priority_aging_s=None,
@@ -288,4 +271,4 @@ async def test_a_level_without_a_window_only_fills_the_room_of_others() -> None:
         await put(tasks, call, "high", priority=1)
         await anyio.sleep(3600)
         low += await put(tasks, call, "low 3", "low 4", "low 5", priority=2)  # full by themselves
-    assert handler.batches == [["high", "low 1", "low 2"], ["low 3", "low 4", "low 5"]]
+    assert recorder.batches == [["high", "low 1", "low 2"], ["low 3", "low 4", "low 5"]]

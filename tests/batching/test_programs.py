@@ -153,9 +153,6 @@ def test_the_promises_are_kept_by_many(name: str, streams: bool, backend: str) -
     search(name, backend, streams=streams, how=long)
 
 
-# Handlers that do anything, op by op: every caller is told, and a neighbour stays right
-
-
 RAISES: dict[str, Any] = {
     "panic": Panic,
     "cancelled": asyncio.CancelledError,

@@ -3,7 +3,6 @@
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal

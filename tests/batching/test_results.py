@@ -14,8 +14,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
-from batching.scenes import OfUnhashableKind, outcomes, outcomes_in_order
-from shoal.core.events import BatchObserver
+from batching.scenes import OfUnhashableKind, Records, outcomes, outcomes_in_order
 from shoal.testing import settle
 
 
@@ -282,14 +281,6 @@ async def opened(batch: shoal.OpenBatch[str, str]) -> None:
             request.fail(outcome)
         else:
             request.finish(outcome)
-
-
-class Records(BatchObserver):
-    def __init__(self):
-        self.records = []
-
-    def batch_ended(self, record, requests):
-        self.records.append(record)
 
 
 async def read(call, item):

@@ -59,11 +59,10 @@ async def test_another_error_is_raised_at_once() -> None:
 
 async def test_tries_are_apart_by_the_delay_and_the_last_error_is_raised() -> None:
     stubborn = Stubborn(needed=math.inf)
-    started = anyio.current_time()
     with pytest.raises(shoal.errors.Overloaded, match="refused 3"):
         await shoal.retrying(stubborn, max_time_s=2.5, delay_s=1)()
-    assert stubborn.tried_at == [started, started + 1, started + 2]
-    assert anyio.current_time() == started + 2  # no rest after which there is no try
+    assert stubborn.tried_at == [0, 1, 2]
+    assert anyio.current_time() == 2  # no rest after which there is no try
 
 
 @pytest.mark.parametrize("times", [{"max_time_s": 0}, {"delay_s": math.inf, "max_time_s": 1e9}])
@@ -77,11 +76,10 @@ async def test_the_first_try_is_always_made(times: dict[str, float]) -> None:
 
 async def test_it_tries_about_a_hundred_times_in_ten_milliseconds_by_default() -> None:
     stubborn = Stubborn(needed=math.inf)
-    started = anyio.current_time()
     with pytest.raises(shoal.errors.Overloaded):
         await shoal.retrying(stubborn)()
     assert 99 <= len(stubborn.tried_at) <= 101
-    assert anyio.current_time() - started < 0.010
+    assert anyio.current_time() < 0.010
 
 
 async def test_each_call_has_its_own_time() -> None:
@@ -92,8 +90,7 @@ async def test_each_call_has_its_own_time() -> None:
     assert len(stubborn.tried_at) == 4
 
 
-async def test_a_slot_that_gets_free_in_time_takes_the_call() -> None:
-    held = Held()
+async def test_a_slot_that_gets_free_in_time_takes_the_call(held: Held) -> None:
     async with shoal.Batcher(held, max_batch_size=1, max_queued_requests=0) as call:
         async with anyio.create_task_group() as tasks:
             await launch(tasks, call("running"))
@@ -106,8 +103,7 @@ async def test_a_slot_that_gets_free_in_time_takes_the_call() -> None:
     assert held.started_at[1] - held.started_at[0] == 2
 
 
-async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind() -> None:
-    held = Held()
+async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
     async with plugged(held, batcher, "running") as (call, tasks):
         await line_up(tasks, call("queued"))

@@ -8,8 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 import pytest
 
 import shoal
@@ -56,11 +54,10 @@ async def test_opening_a_batcher_again_in_vain_does_not_harm_the_open_one() -> N
                 with suppress(Exception):
                     await batcher.__aenter__()
                 (elsewhere,) = await launch(tasks, call(1))
-                started = anyio.current_time()
                 scope.cancel()
                 await anyio.sleep_forever()
     assert isinstance(elsewhere.outcome, shoal.errors.BatcherClosed)
-    assert elsewhere.ended_at == started
+    assert elsewhere.ended_at == 0
 
 
 @pytest.mark.real_time
@@ -251,11 +248,10 @@ async def test_the_allowance_of_a_slow_reader_ends_whatever_floats_make_of_it(
         begin_hold(self, hold, now)
 
     monkeypatch.setattr(StreamBuffer, "begin_hold", counted)
-    start = anyio.current_time()
 
     async def handler(items: list[int]) -> AsyncIterator[list[int]]:
         # At that time on a clock that began at 0, as virtual ones do.
-        await anyio.sleep_until(start + after)
+        await anyio.sleep_until(after)
         while True:
             yield items
 
@@ -314,10 +310,9 @@ async def test_a_flush_does_not_pass_on_from_those_who_left_as_they_were_taken()
         leavers += await line_up(tasks, call("a"), call("b"))
         batcher.flush()
         await line_up(tasks, call("c"))
-        started = anyio.current_time()
         gate.set()
         await anyio.sleep(20)
-    assert batches[1:] == [(started + 10, ["c"])]
+    assert batches[1:] == [(10, ["c"])]
 
 
 async def test_a_stream_that_is_not_entered_is_left_wherever_its_reader_is_cancelled() -> None:
@@ -417,8 +412,7 @@ async def test_a_plain_generator_may_call_another_batched_function() -> None:
             assert [x async for x in stream] == [1]
 
 
-async def test_a_call_that_is_refused_is_a_checkpoint_too() -> None:
-    held = Held()
+async def test_a_call_that_is_refused_is_a_checkpoint_too(held: Held) -> None:
     async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
         await launch(tasks, call(1))
         await line_up(tasks, call(2))

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 import shoal
+from handlers import echo
 from shoal.core.request import Request
 from shoal.testing import settle
 
@@ -128,9 +129,6 @@ async def test_a_request_in_the_queue_is_small() -> None:
             after, _ = tracemalloc.get_traced_memory()
             tasks.cancel_scope.cancel()
         return (after - before) / callers
-
-    async def echo(items: list[Any]) -> list[Any]:
-        return items
 
     options: dict[str, Any] = {"max_batch_size": 10 * callers, "batch_wait_timeout_s": None}
     async with shoal.Batcher(echo, **options) as call:

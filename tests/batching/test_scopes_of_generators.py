@@ -9,12 +9,9 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, line_up, outcome, read_all, settle
+from batching.scenes import line_up, outcome, read_all, settle
+from handlers import echo
 from shoal.loops import private
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 def within_move_on() -> Any:
@@ -97,8 +94,7 @@ async def test_closing_the_batcher_closes_the_generator_in_its_scope(make: Any) 
 
 
 @pytest.mark.parametrize("make", [within_move_on, within_fail])
-async def test_a_scope_that_ends_between_two_steps_fails_its_batch_and_says_why(make: Any) -> None:
-    held = Held()
+async def test_a_scope_that_ends_between_two_steps_fails_its_batch_and_says_why(make, held):
     options: dict[str, Any] = {"stream_buffer": 2, "slow_reader_timeout_s": None}
     batcher: Any = shoal.Batcher(
         generator(make), **options, max_batch_size=1, max_concurrent_batches=2

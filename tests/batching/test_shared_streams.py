@@ -1,23 +1,22 @@
 """Equal calls that share a stream: each reads it from its start, for as long as it may."""
 
-from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up
-from batching.sharing_scenes import A_MINUTE, WHOLE, opened, read, sharing
+from batching.scenes import line_up, read, using
+from batching.sharing_scenes import A_MINUTE, WHOLE, opened, sharing
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.errors import DeadlineExceeded, SlowReader
 
 
 async def test_readers_share_a_stream_from_its_start():
     async with sharing("steps", calls=3) as (handler, batcher, call, tasks):
-        first = await line_up(tasks, read(call, "a"), read(call, "a"))
+        first = await line_up(tasks, read(call("a")), read(call("a")))
         await anyio.sleep(2.5)
-        later = await line_up(tasks, read(call, "a"))
+        later = await line_up(tasks, read(call("a")))
     assert [one.outcome for one in (*first, *later)] == [WHOLE] * 3
     assert {one.ended_at for one in (*first, *later)} == {4.0}
     assert handler.items == ["a"]
@@ -29,7 +28,7 @@ async def test_a_slow_reader_fails_alone():
         sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=2) as (_, _, call, tasks),
         call("a") as slow,
     ):
-        (quick,) = await line_up(tasks, read(call, "a"))
+        (quick,) = await line_up(tasks, read(call("a")))
         await anyio.sleep(20)
         assert await anext(slow) == "a.0"
         with pytest.raises(SlowReader):
@@ -59,7 +58,7 @@ async def test_a_slow_reader_that_reads_again_goes_on():
         sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=5) as (_, _, call, tasks),
         call("a") as slow,
     ):
-        (quick,) = await line_up(tasks, read(call, "a"))
+        (quick,) = await line_up(tasks, read(call("a")))
         await anyio.sleep(3)
         assert [item async for item in slow] == WHOLE
     assert quick.outcome == WHOLE
@@ -67,10 +66,10 @@ async def test_a_slow_reader_that_reads_again_goes_on():
 
 async def test_a_whole_stream_is_kept():
     async with sharing("steps", calls=3, cache=A_MINUTE) as (handler, _, call, _):
-        assert await read(call, "a") == WHOLE
+        assert await read(call("a")) == WHOLE
         started = anyio.current_time()
-        assert await read(call, "a") == WHOLE
-        assert await read(call, "a", most=1) == WHOLE[:1]
+        assert await read(call("a")) == WHOLE
+        assert await read(call("a"), most=1) == WHOLE[:1]
         assert anyio.current_time() == started
     assert handler.items == ["a"]
 
@@ -86,11 +85,11 @@ async def test_a_long_stream_is_not_joined_late():
 
     batcher = opened(long, max_concurrent_batches=2, cache=shoal.Cache(max_size=9, ttl_s=1e6))
     async with batcher as call, anyio.create_task_group() as tasks:
-        first = await line_up(tasks, read(call, "a"))
+        first = await line_up(tasks, read(call("a")))
         await anyio.sleep(REPLAYED_MOST - 0.5)
-        joined = await line_up(tasks, read(call, "a"))
+        joined = await line_up(tasks, read(call("a")))
         await anyio.sleep(3)
-        late = await line_up(tasks, read(call, "a"))
+        late = await line_up(tasks, read(call("a")))
     assert len(begun) == 2
     for one in (*first, *joined, *late):
         assert one.outcome == list(range(REPLAYED_MOST + 10))
@@ -112,10 +111,9 @@ async def test_requests_of_open_batches_are_shared(fill, streams):
             else:
                 request.finish(("result", request.item))
 
-    batcher = opened(handler, fill=fill, streams=streams)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        make = partial(read, call) if streams else call
-        callers = await line_up(tasks, make("a"), make("a"), make("b"))
+    async with using(opened(handler, fill=fill, streams=streams)) as (call, tasks):
+        calls = [read(call(item)) if streams else call(item) for item in "aab"]
+        callers = await line_up(tasks, *calls)
     assert sorted(items) == ["a", "b"]
     expected = ["a.0", "a.1"] if streams else ("result", "a")
     assert [one.outcome for one in callers[:2]] == [expected] * 2
@@ -123,10 +121,10 @@ async def test_requests_of_open_batches_are_shared(fill, streams):
 
 async def test_the_deadline_of_a_reader_who_comes_later_counts_from_its_call():
     async with sharing("steps", calls=3) as (_, _, call, tasks):
-        (first,) = await line_up(tasks, read(call, "a"))
+        (first,) = await line_up(tasks, read(call("a")))
         await anyio.sleep(1.5)
         late, well = await line_up(
-            tasks, read(call.options(timeout_s=2), "a"), read(call.options(timeout_s=3), "a")
+            tasks, read(call.options(timeout_s=2)("a")), read(call.options(timeout_s=3)("a"))
         )
     assert [first.outcome, well.outcome] == [WHOLE, WHOLE]
     assert late.outcome[:3] == WHOLE[:3]

@@ -3,14 +3,13 @@
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, settle
-from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, read, sharing
+from batching.scenes import LEFT, PENDING, Caller, launch, line_up, read, settle
+from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, sharing
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
 
@@ -19,7 +18,7 @@ ANSWERS = {"results": ("result", "a"), "steps": WHOLE}
 
 
 def ask(kind: str, call: Any, item: str) -> Any:
-    return call(item) if kind == "results" else read(call, item)
+    return call(item) if kind == "results" else read(call(item))
 
 
 def end_of(caller: Caller) -> Any:
@@ -245,8 +244,7 @@ async def test_a_handler_that_calls_itself_does_not_wait_for_itself():
             return [await call(items[0])]
         return items
 
-    batcher = opened(handler, max_concurrent_batches=5)
-    async with batcher as call:
+    async with opened(handler, max_concurrent_batches=5) as call:
         assert await call(7) == 7
     assert len(depths) == 3
 
@@ -280,8 +278,6 @@ async def test_a_map_that_does_not_fit_makes_no_call():
         assert batcher.statistics().queued == 0
     assert handler.items == ["x"]
 
-
-# Everything at once
 
 STEPS = st.one_of(
     st.tuples(st.just("call"), st.sampled_from("abc"), st.sampled_from([None, 0.4, 1.4, 5])),
@@ -358,8 +354,7 @@ async def test_a_cache_shares_requests_as_well():
 
 
 async def test_a_hit_is_a_checkpoint():
-    batcher = opened(Second().results, cache=OF_TWO)
-    async with batcher as call:
+    async with opened(Second().results, cache=OF_TWO) as call:
         await call("a")
         with anyio.CancelScope() as scope:
             scope.cancel()

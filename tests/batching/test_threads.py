@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 import trio
 
@@ -45,21 +44,20 @@ async def test_a_worker_thread_calls_through_from_thread() -> None:
         assert await anyio.to_thread.run_sync(lambda: names.from_thread(1, suffix=".")) == "1."
 
 
-async def test_calls_of_many_worker_threads_share_a_batch() -> None:
-    handler = Recorder()
+async def test_calls_of_many_worker_threads_share_a_batch(recorder: Recorder) -> None:
     got: list[int] = []
 
     async def in_thread(call: Any, item: int) -> None:
         got.append(await anyio.to_thread.run_sync(call.from_thread, item))
 
     async with (
-        shoal.Batcher(handler, max_batch_size=8, batch_wait_timeout_s=None) as call,
+        shoal.Batcher(recorder, max_batch_size=8, batch_wait_timeout_s=None) as call,
         anyio.create_task_group() as tasks,
     ):
         for item in range(8):
             tasks.start_soon(in_thread, call, item)
     assert sorted(got) == list(range(8))
-    assert [sorted(batch) for batch in handler.batches] == [list(range(8))]
+    assert [sorted(batch) for batch in recorder.batches] == [list(range(8))]
 
 
 async def test_an_error_reaches_the_worker_thread() -> None:
@@ -143,15 +141,6 @@ class Model:
 
 
 @BACKENDS
-def test_a_program_without_a_loop_calls_through_blocking(backend: str) -> None:
-    with shoal.blocking(double, backend=backend) as call:
-        assert call(21) == 42
-        assert call(items=4) == 8
-        with pytest.raises(TypeError):
-            call()
-
-
-@BACKENDS
 async def test_a_batcher_is_made_in_one_event_loop_and_opened_in_another(backend: str) -> None:
     """Of another kind, too."""
     batcher = shoal.Batcher(Recorder())
@@ -174,8 +163,7 @@ def test_blocking_serves_a_method(backend: str) -> None:
         assert call(1) == -1
 
 
-async def test_a_cancelled_host_drops_the_request_of_its_thread() -> None:
-    held = Held()
+async def test_a_cancelled_host_drops_the_request_of_its_thread(held: Held) -> None:
     async with shoal.Batcher(held) as call:
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:

@@ -13,8 +13,7 @@ from batching.scenes import LEFT, Held, Recorder, Steps, launch, line_up, outcom
 from time_limits import HANG_S
 
 
-async def test_a_time_out_is_the_callers_cancel_scope() -> None:
-    held = Held()
+async def test_a_time_out_is_the_callers_cancel_scope(held: Held) -> None:
     async with shoal.Batcher(held) as call:
         with anyio.move_on_after(5) as scope:
             await call.options(timeout_s=9)(1)
@@ -26,24 +25,21 @@ async def test_a_time_out_is_the_callers_cancel_scope() -> None:
 
 
 @pytest.mark.parametrize("way", ["request_timeout_s", "timeout_s"])
-async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
-    held = Held()
+async def test_a_deadline_ends_a_call_in_a_handler(way: str, held: Held) -> None:
     options: Any = {"request_timeout_s": 5} if way == "request_timeout_s" else {}
     batcher = shoal.Batcher(held, **options)
     async with batcher as call:
         bound = call.options(timeout_s=5) if way == "timeout_s" else call
-        started = anyio.current_time()
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await bound(1)
-        assert anyio.current_time() - started == pytest.approx(5)
+        assert anyio.current_time() == pytest.approx(5)
         await settle()
         assert held.cancelled == [[1]]
     statistics = batcher.statistics()
     assert (statistics.expired, statistics.cancelled, statistics.failed) == (1, 0, 0)
 
 
-async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it() -> None:
-    held = Held()
+async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it(held):
     async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         (first,) = await launch(tasks, call(0))
         (second,) = await line_up(tasks, call.options(timeout_s=5)(1))
@@ -57,21 +53,19 @@ async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it
 @pytest.mark.parametrize(("timeout_s", "ends"), [(3, 3), (9, 5)])
 async def test_the_shorter_of_both_limits_wins(timeout_s: float, ends: float) -> None:
     async with shoal.Batcher(Held(), request_timeout_s=5) as call:
-        started = anyio.current_time()
         with pytest.raises(shoal.errors.DeadlineExceeded):
             await call.options(timeout_s=timeout_s)(1)
-        assert anyio.current_time() - started == pytest.approx(ends)
+        assert anyio.current_time() == pytest.approx(ends)
 
 
 @pytest.mark.parametrize("options", [{}, {"bucket_by": lambda item: item}], ids=["alike", "keys"])
-async def test_a_deadline_of_0_never_reaches_the_handler(options: Any) -> None:
-    handler = Recorder()
-    async with shoal.Batcher(handler, **options) as call:
+async def test_a_deadline_of_0_never_reaches_the_handler(options: Any, recorder: Recorder) -> None:
+    async with shoal.Batcher(recorder, **options) as call:
         for late in (call.options(timeout_s=0)(1), call.options(timeout_s=0).map([1])):
             with pytest.raises(shoal.errors.DeadlineExceeded, match="was made after its deadline"):
                 await late
         await settle()
-    assert handler.batches == []
+    assert recorder.batches == []
 
 
 async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
@@ -89,17 +83,16 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
     assert statistics.finished + statistics.expired == 20
 
 
-async def test_a_deadline_ends_a_stream_that_waits() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call.options(timeout_s=5)("a"))
-            steps.step(1)
-            await anyio.sleep(6)
-            assert reader.items == [1]
-            assert isinstance(reader.outcome, shoal.errors.DeadlineExceeded)
-            assert steps.closed
-        assert batcher.statistics().expired == 1
+async def test_a_deadline_ends_a_stream_that_waits(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (reader,) = await read_all(tasks, call.options(timeout_s=5)("a"))
+        steps.step(1)
+        await anyio.sleep(6)
+        assert reader.items == [1]
+        assert isinstance(reader.outcome, shoal.errors.DeadlineExceeded)
+        assert steps.closed
+    assert batcher.statistics().expired == 1
 
 
 async def test_a_deadline_ends_a_stream_whose_items_keep_coming() -> None:
@@ -116,20 +109,17 @@ async def test_a_deadline_ends_a_stream_whose_items_keep_coming() -> None:
         assert len(got) < 30
 
 
-async def test_a_deadline_ends_a_stream_in_the_queue_that_nobody_reads() -> None:
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=1)
-        async with batcher as call, call("a"):
-            await settle()
-            async with call.options(timeout_s=5)("b"):
-                await anyio.sleep(6)
-                assert batcher.statistics().queued == 0
+async def test_a_deadline_ends_a_stream_in_the_queue_that_nobody_reads(steps: Steps) -> None:
+    batcher = shoal.Batcher(steps.handler, max_batch_size=1)
+    async with batcher as call, call("a"):
+        await settle()
+        async with call.options(timeout_s=5)("b"):
+            await anyio.sleep(6)
+            assert batcher.statistics().queued == 0
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(streams):
-    held = Held()
-
+async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(streams, held):
     async def generator(items: list[Any]) -> AsyncIterator[list[Any]]:
         yield [0] * len(items)
         await held(items)
@@ -140,12 +130,11 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(st
     )
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
-            started = anyio.current_time()
             if streams:
                 ended = await read_all(tasks, call(0), call(1))
             else:
                 ended = await line_up(tasks, call(0), call(1))
-        assert anyio.current_time() - started == pytest.approx(5)
+        assert anyio.current_time() == pytest.approx(5)
         errors = [one.outcome for one in ended]
         assert [type(error) for error in errors] == [shoal.errors.HandlerTimeout] * 2
         assert errors[0] is not errors[1]
@@ -195,14 +184,12 @@ async def test_a_thread_that_takes_too_long_fails_its_callers_at_once_but_keeps_
     assert (batcher.statistics().failed, batcher.statistics().finished) == (1, 1)
 
 
-async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick() -> None:
-    held = Held()
+async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick(held: Held) -> None:
     batcher = shoal.Batcher(held, handler_timeout_s=5, max_batch_size=2, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await launch(tasks, call(0), call(1))
         await anyio.sleep(5)
-        callers[0].leave()
-        await settle()
+        await callers[0].gone()
         assert callers[0].outcome == LEFT or isinstance(
             callers[0].outcome, shoal.errors.HandlerTimeout
         )

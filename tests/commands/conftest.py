@@ -60,20 +60,29 @@ def url():
 
 
 @pytest.fixture
-def traffic(url):
-    """Calls the server over and over during a test, but leaves most of the processor to others."""
+def callers(url):
+    """Starts threads, each of which calls again when it has its result, or after a pause."""
     is_over = threading.Event()
+    threads = []
 
-    def call():
+    def call(pause_s):
         with shoal.connect(url) as client:
             handle = client.get_handle("e")
-            while not is_over.wait(0.01):
+            while not is_over.wait(pause_s):
                 handle.call(1)
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    yield
+    def start(count, pause_s=0):
+        threads.extend([threading.Thread(target=call, args=[pause_s]) for _ in range(count)])
+        for thread in threads:
+            thread.start()
+
+    yield start
     is_over.set()
     for thread in threads:
         thread.join(HANG_S)
+
+
+@pytest.fixture
+def traffic(callers):
+    """Calls the server over and over during a test, but leaves most of the processor to others."""
+    callers(2, pause_s=0.01)

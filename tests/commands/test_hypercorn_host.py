@@ -101,12 +101,6 @@ def http2(served):
         yield client
 
 
-def test_callers_at_the_same_time_share_a_batch(served):
-    with ThreadPoolExecutor(4) as threads:
-        answers = threads.map(lambda item: served.post("/together", item).json(), range(4))
-        assert list(answers) == [4] * 4
-
-
 @pytest.mark.parametrize(
     ("accepted", "lines"),
     [

@@ -9,7 +9,6 @@ from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
-import anyio.to_thread
 import pytest
 
 from progress_lines import first_line

@@ -31,29 +31,6 @@ def configure(url, **config):
 
 
 @pytest.fixture
-def callers(url):
-    """Starts threads, each of which calls again when it has its result."""
-    is_over = threading.Event()
-    threads = []
-
-    def call():
-        with shoal.connect(url) as client:
-            handle = client.get_handle("e")
-            while not is_over.is_set():
-                handle.call(1)
-
-    def start(count):
-        threads.extend([threading.Thread(target=call) for _ in range(count)])
-        for thread in threads:
-            thread.start()
-
-    yield start
-    is_over.set()
-    for thread in threads:
-        thread.join(HANG_S)
-
-
-@pytest.fixture
 def arrivals(url):
     """Makes calls at random, which do not wait for one another."""
     is_over = threading.Event()

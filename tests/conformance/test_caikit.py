@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Recorder, line_up, outcome, outcomes, outcomes_in_order
+from batching.scenes import Recorder, line_up, outcome, outcomes_in_order
 from shoal.testing.asgi import Call, calling
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -48,22 +47,6 @@ async def test_twenty_requests_make_batches_of_ten_and_each_gets_its_own_result(
         got = await outcomes_in_order(*(call(first_name=str(number)) for number in range(20)))
     assert got == [f"{number} Bit" for number in range(20)]
     assert [len(batch["first_name"]) for batch in model.batches] == [10, 10]
-
-
-async def test_the_collect_delay_counts_anew_from_each_request():
-    model = Greeter()
-    async with (
-        shoal.Batcher.over(model, max_batch_size=5, idle_timeout_s=0.010) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        callers = []
-        for name in ("Bob", "Jim", "Ann"):
-            callers += await line_up(tasks, call(first_name=name))
-            last_came_at = anyio.current_time()
-            await anyio.sleep(0.009)
-        assert [caller.outcome for caller in callers] == [PENDING] * 3
-    assert [batch["first_name"] for batch in model.batches] == [["Bob", "Jim", "Ann"]]
-    assert [caller.ended_at for caller in callers] == [pytest.approx(last_came_at + 0.010)] * 3
 
 
 async def test_a_model_that_wraps_another_says_what_it_passes_on():
@@ -118,17 +101,6 @@ async def test_a_run_batch_that_stops_its_batcher_is_no_deadlock(kind):
 
 @BACKENDS
 @pytest.mark.real_time
-def test_twenty_threads_get_their_own_results(backend):
-    model = PlainGreeter()
-    batcher = shoal.Batcher.over(model, max_batch_size=10, batch_wait_timeout_s=None)
-    with shoal.blocking(batcher, backend=backend) as run, ThreadPoolExecutor(20) as threads:
-        futures = [threads.submit(run, first_name=str(number)) for number in range(20)]
-        assert [future.result(10) for future in futures] == [f"{n} Bit" for n in range(20)]
-    assert [len(batch["first_name"]) for batch in model.batches] == [10, 10]
-
-
-@BACKENDS
-@pytest.mark.real_time
 def test_every_thread_that_calls_while_the_batcher_stops_gets_an_answer(backend):
     def call_until_stopped() -> int:
         answered = 0
@@ -151,16 +123,6 @@ def test_every_thread_that_calls_while_the_batcher_stops_gets_an_answer(backend)
 # What the tests of LitServe and BentoML assert of batching (group LB)
 
 
-async def test_lb1_one_result_for_two_items_fails_both():
-    async def handler(items: list[int]) -> list[int]:
-        return items[:1]
-
-    async with shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=None) as call:
-        errors = await outcomes(call(1), call(2))
-    assert [type(error) for error in errors] == [shoal.errors.WrongBatchSize] * 2
-    assert [(error.expected, error.got) for error in errors] == [(2, 1)] * 2
-
-
 async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_inside():
     app = shoal.App()
 
@@ -176,17 +138,6 @@ async def test_lb1_over_http_both_are_answered_500_without_what_went_wrong_insid
     assert [call.answer.json()["type"] for call in calls] == ["urn:shoal:problem:internal"] * 2
 
 
-async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_call():
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=30, request_timeout_s=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
-        callers = await line_up(tasks, call(1), call(2))
-    assert [caller.outcome for caller in callers] == [1, 2]
-    assert [at - started for at in handler.started_at] == [pytest.approx(5)]
-    assert batcher.statistics().batches[shoal.DispatchReason.DEADLINE] == 1
-
-
 @pytest.mark.parametrize("item", [None, (), shoal.END, shoal.SKIP, StopIteration, ...])
 async def test_lb3_no_item_stops_the_loop(item):
     batcher = shoal.Batcher(Recorder(), max_batch_size=3, batch_wait_timeout_s=None)
@@ -194,16 +145,3 @@ async def test_lb3_no_item_stops_the_loop(item):
         for _ in range(2):
             assert await outcomes_in_order(call(1), call(item), call(2)) == [1, item, 2]
         assert batcher.is_alive
-
-
-async def test_lb3_closing_stops_the_loop_once_what_is_in_line_has_run():
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(1))
-        await batcher.aclose()
-        assert not batcher.is_alive
-        with pytest.raises(shoal.errors.BatcherClosed):
-            await call(2)
-    assert caller.outcome == 1
-    assert handler.batches == [[1]]

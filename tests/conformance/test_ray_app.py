@@ -168,8 +168,7 @@ async def test_rc31_what_still_comes_in_is_served_until_the_end_and_its_calls_wi
 # RC33: health.
 
 
-async def test_rc33_readiness_takes_no_slot_when_all_are_taken():
-    held = Held()
+async def test_rc33_readiness_takes_no_slot_when_all_are_taken(held):
     async with opened() as (app, controller):
         await service(
             controller,

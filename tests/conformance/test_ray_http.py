@@ -74,8 +74,7 @@ async def test_rc25_rc28_the_steps_of_a_shutdown_come_in_order_and_share_one_bud
     assert math.isclose(budgets[0], HANG_S - server.drained.took_s)
 
 
-async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes():
-    held = Held()
+async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes(held):
     app = Ending(held)
     async with live(app, graceful_timeout_s=0.05) as server, await server.connect() as client:
         await client.send_all(CALL)

@@ -6,14 +6,13 @@ M is `max_batch_size`, W is `batch_wait_timeout_s`, C is `max_concurrent_batches
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, line_up, outcomes, outcomes_in_order, read_all, settle
+from batching.scenes import PENDING, line_up, outcomes, settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.
@@ -96,99 +95,6 @@ async def test_ru5_the_number_of_slots_is_checked(number):
 
 
 @KINDS
-async def test_ru6_a_batch_of_one_does_not_wait(kind):
-    async with serving(kind, echo, max_batch_size=1, batch_wait_timeout_s=1000) as call:
-        started = anyio.current_time()
-        assert await call("hi") == "hi"
-        with pytest.raises(ZeroDivisionError):
-            await call("raise")
-        assert anyio.current_time() == started
-
-
-async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch():
-    async with serving("function", echo, max_batch_size=10, batch_wait_timeout_s=0.25) as call:
-        for _ in range(2):
-            async with anyio.create_task_group() as tasks:
-                callers = await line_up(tasks, *map(call, range(9)))
-                await anyio.sleep(0.05)
-                assert [caller.outcome for caller in callers] == [PENDING] * 9
-                tenth = anyio.current_time()
-                callers += await line_up(tasks, call(9))
-            assert [caller.outcome for caller in callers] == list(range(10))
-            assert {caller.ended_at for caller in callers} == {tenth}
-            await anyio.sleep(0.25)
-
-
-async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch():
-    async with serving("function", echo, max_batch_size=2, batch_wait_timeout_s=10_000) as call:
-        started = anyio.current_time()
-        assert await outcomes(*map(call, range(10))) == list(range(10))
-        assert anyio.current_time() == started
-
-
-@KINDS
-@pytest.mark.parametrize("mode", MODES)
-async def test_ru12_two_parameters_come_in_any_mode(kind, mode):
-    async def pairs(self: object, left: list[str], right: list[str]) -> list[tuple[str, str]]:
-        return list(zip(left, right, strict=True))
-
-    async with serving(kind, pairs, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        make = partial(MODES[mode], call)
-        got = await outcomes_in_order(make("hi1", "hi2"), make("hi3", "hi4"))
-    assert got == [("hi1", "hi2"), ("hi3", "hi4")]
-
-
-@KINDS
-async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(kind):
-    gates, passed = [anyio.Event()], [0]
-
-    async def handler(self: object, items: list[Any]) -> list[Any]:
-        await gates[-1].wait()
-        passed[0] += 1
-        return items
-
-    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:  # noqa: SIM117
-        async with anyio.create_task_group() as tasks:
-            first, second = await line_up(tasks, call(1), call(2))
-            await settle()
-            first.leave()
-            await settle()
-            assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
-            assert second.outcome == LEFT
-            assert passed == [0]
-            gates[-1].set()
-            assert await outcomes(call(3), call(4)) == [3, 4]
-    assert passed == [1]
-
-
-@KINDS
-async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left(kind):
-    gate, passed = anyio.Event(), [0]
-
-    async def handler(self: object, items: list[Any]) -> Any:
-        await gate.wait()
-        passed[0] += 1
-        yield items
-
-    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        async with anyio.create_task_group() as tasks:
-            first, second = await read_all(tasks, call(1), call(2))
-            await settle()
-            first.leave()
-            await settle()
-            assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
-            assert passed == [0]
-            gate.set()
-            again = await read_all(tasks, call(3), call(4))
-        assert [reader.items for reader in again] == [[3], [4]]
-    assert passed == [1]
-
-
-@KINDS
 async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind):
     async def handler(self: object, items: list[Any]) -> list[Any]:
         if "raise" in items:
@@ -213,13 +119,12 @@ async def test_ru15_the_setters_change_the_next_batch(kind):
         call.set_batch_wait_timeout_s(15_000)
         options = call.batcher.options
         assert (options.max_batch_size, options.batch_wait_timeout_s) == (3, 15_000)
-        started = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             callers = await line_up(tasks, call(1), call(2))
             await settle()
             assert [caller.outcome for caller in callers] == [PENDING] * 2
             assert await call(3) == 3
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
 
 
 def total(items: list[int]) -> int:
@@ -237,9 +142,8 @@ async def test_ru22_items_that_do_not_fit_together_make_two_batches(size_functio
 
     options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
     async with serving("function", noted, batch_size_fn=size_function, **options) as call:
-        started = anyio.current_time()
         assert await outcomes(call(6), call(6)) == [6, 6]
-        assert anyio.current_time() - started <= 1
+        assert anyio.current_time() <= 1
     assert batches == [[6], [6]]
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_ray_queue import KINDS, MODES, serving
 
 import shoal
-from batching.scenes import Steps, read_all, settle
+from batching.scenes import read_all, settle
 
 
 @KINDS
@@ -30,30 +30,6 @@ async def test_ru17_each_stream_gets_exactly_its_own_items(kind, count, mode):
     assert [reader.outcome for reader in readers] == ["end", "end"]
 
 
-async def read_with_errors(stream: Any) -> list[Any]:
-    got: list[Any] = []
-    async with stream:
-        while True:
-            try:
-                got.append(await anext(stream))
-            except StopAsyncIteration:
-                return [*got, "end"]
-            except Exception as error:
-                got.append(error)
-
-
-async def all_with_errors(*streams: Any) -> list[list[Any]]:
-    read: list[list[Any]] = [[] for _ in streams]
-
-    async def reader(index: int) -> None:
-        read[index] = await read_with_errors(streams[index])
-
-    async with anyio.create_task_group() as tasks:
-        for index in range(len(streams)):
-            tasks.start_soon(reader, index)
-    return read
-
-
 @pytest.mark.parametrize(
     ("third_step", "error"),
     [
@@ -69,27 +45,28 @@ async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(third
             raise RuntimeError("Testing error")
         yield third_step
 
-    async with serving("function", handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
-        for got in await all_with_errors(call("a"), call("b")):
-            assert got[:2] == [0, 1]
-            assert isinstance(got[2], error)
-            assert got[3:] == ["end"]
+    options = {"max_batch_size": 2, "batch_wait_timeout_s": 1000}
+    async with serving("function", handler, **options) as call, call("a") as a, call("b") as b:
+        for stream in (a, b):
+            assert [await anext(stream), await anext(stream)] == [0, 1]
+            with pytest.raises(error):
+                await anext(stream)
+            assert await anext(stream, "end") == "end"
 
 
-async def test_ru21_the_setters_can_be_used_while_a_batch_streams():
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call("a"), call("b"))
-            steps.step(0, 0)
-            steps.step(1, 1)
-            await settle()
-            batcher.set_max_batch_size(3)
-            steps.step(2, 2)
-            steps.end()
-            readers += await read_all(tasks, call("c"), call("d"), call("e"))
-            for number in range(3):
-                steps.step(number, number, number)
-            steps.end()
+async def test_ru21_the_setters_can_be_used_while_a_batch_streams(steps):
+    batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, call("a"), call("b"))
+        steps.step(0, 0)
+        steps.step(1, 1)
+        await settle()
+        batcher.set_max_batch_size(3)
+        steps.step(2, 2)
+        steps.end()
+        readers += await read_all(tasks, call("c"), call("d"), call("e"))
+        for number in range(3):
+            steps.step(number, number, number)
+        steps.end()
     assert [reader.items for reader in readers] == [[0, 1, 2]] * 5
     assert steps.batches == [["a", "b"], ["c", "d", "e"]]

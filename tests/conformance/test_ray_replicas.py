@@ -15,16 +15,13 @@ from batching.scenes import (
     LEFT,
     Held,
     Recorder,
-    Steps,
     line_up,
     outcome,
     outcomes,
-    read_all,
     settle,
 )
-from conformance.replica_scenes import Passing, chain, living_tasks, served, service
+from conformance.replica_scenes import chain, living_tasks, served, service
 from shoal.errors import ShutDown
-from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
 # RI: whole requests.
@@ -52,15 +49,6 @@ async def test_ri2_two_batches_of_five_are_in_flight_at_any_time(replicas, at_on
     ) as handle:
         assert await outcomes(*map(handle.call, range(20))) == list(range(20))
     assert seen == [(2, 10)] * 4
-
-
-async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller():
-    async def handler(items: list[int]) -> Any:
-        return 5
-
-    async with served(accept_batch(handler)) as handle:
-        with pytest.raises(TypeError):
-            await handle.call(1)
 
 
 async def test_ri8_each_batch_sees_the_contexts_of_its_requests():
@@ -167,87 +155,40 @@ async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
     assert max(loads) <= most
 
 
-async def test_ri13_an_item_larger_than_a_batch_is_refused_alone():
-    handler = Recorder()
-    async with served(handler, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone(recorder):
+    async with served(recorder, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
         refused, answered = await outcomes(handle.call(15), handle.call(10))
     assert type(refused) is shoal.errors.ItemTooLarge
     assert answered == 10
-    assert handler.batches == [[10]]
+    assert recorder.batches == [[10]]
 
 
 # RC1-RC9: callers that leave.
 
 
-async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it_calls():
-    async with chain() as (handle, outer, inner), anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, handle.call(1))
-        await settle()
-        assert inner.batches == [[1]]
-        caller.leave()
-        await settle()
-        assert caller.outcome == LEFT
-        assert outer.cancelled == inner.cancelled == [[1]]
-
-
-async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler():
-    held = Held()
+async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler(held):
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
         first, second = await line_up(tasks, handle.call(1), handle.call(2))
         await settle()
-        second.leave()
-        await settle()
+        await second.gone()
         assert second.outcome == LEFT
         held.gate.set()
     assert first.outcome == 1
     assert held.batches == [[1]]
 
 
-async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody():
-    handler = Recorder()
-    async with Controller() as controller, anyio.create_task_group() as tasks:
-        await controller.create_backend("b", handler)
-        await controller.create_endpoint("e", backend=None)
-        handle = await controller.get_handle("e")
-        left, stays = await line_up(tasks, handle.call("left"), handle.call("stays"))
+async def test_rc7_a_stream_that_was_closed_has_no_next_item(steps):
+    async with served(steps.handler) as handle, handle.stream("a") as stream:
+        steps.step("hi")
+        assert await anext(stream) == "hi"
+        await stream.aclose()
         await settle()
-        left.leave()
-        await settle()
-        assert left.outcome == LEFT
-        await controller.set_traffic("e", {"b": 1})
-        await settle()
-        assert stays.outcome == "stays"
-    assert handler.batches == [["stays"]]
+        assert steps.closed
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
 
 
-async def test_rc7_cancelling_a_stream_cancels_its_generator():
-    with Steps() as steps:
-        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, handle.stream("a"))
-            steps.step("hi")
-            await settle()
-            assert reader.items == ["hi"]
-            assert not steps.closed
-            reader.leave()
-            await settle()
-            assert reader.outcome == LEFT
-            assert steps.closed
-
-
-async def test_rc7_a_stream_that_was_closed_has_no_next_item():
-    with Steps() as steps:
-        async with served(steps.handler) as handle, handle.stream("a") as stream:
-            steps.step("hi")
-            assert await anext(stream) == "hi"
-            await stream.aclose()
-            await settle()
-            assert steps.closed
-            with pytest.raises(StopAsyncIteration):
-                await anext(stream)
-
-
-async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it():
-    held = Held()
+async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it(held):
     answers: list[Any] = []
     async with anyio.create_task_group() as background, Controller() as controller:
         inner = await service(controller, "inner", held)
@@ -266,8 +207,7 @@ async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it()
         await settle()
         assert running.cancelled == [[1]]
         assert held.cancelled == []
-        held.gate.set()
-        await settle()
+        await held.release()
         assert answers == [1]
 
 
@@ -292,16 +232,7 @@ async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service():
 # RC13-RC19: time-outs.
 
 
-async def test_rc14_a_call_whose_handler_hangs_times_out():
-    async with served(Held()) as handle:
-        started = anyio.current_time()
-        with pytest.raises(TimeoutError):
-            await handle.options(timeout_s=0.1).call(1)
-        assert anyio.current_time() - started == pytest.approx(0.1)
-
-
-async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served():
-    held = Held()
+async def test_rc15_rc19_a_running_and_a_queued_call_time_out_and_then_one_is_served(held):
     async with served(held, max_batch_size=1) as handle:
         limited = handle.options(timeout_s=0.5)
         async with anyio.create_task_group() as tasks:
@@ -339,45 +270,7 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls():
         assert outer.cancelled == inner.cancelled == [[1]]
 
 
-async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_service():
-    deadlines: list[float | None] = []
-
-    async def code(items: list[int]) -> list[int]:
-        deadlines.extend(request.deadline for request in shoal.current_batch().requests)
-        return items
-
-    async with Controller() as controller:
-        inner = await service(controller, "inner", code)
-        outer = await service(controller, "outer", Passing(inner))
-        started = anyio.current_time()
-        assert await outer.options(timeout_s=7).call(1) == 1
-        assert await outer.call(2) == 2
-    assert deadlines == [pytest.approx(started + 7), None]
-
-
-async def test_rc19_what_times_out_in_line_never_reaches_the_handler():
-    held = Held()
-    async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
-        await line_up(tasks, handle.call(1))
-        await settle()
-        got = await outcome(handle.options(timeout_s=1).call(2))
-        assert type(got) is shoal.errors.DeadlineExceeded
-        held.gate.set()
-    assert held.batches == [[1]]
-
-
 # RC20-RC24: streams.
-
-
-async def test_rc23_an_error_after_the_first_chunk_comes_after_it():
-    with Steps() as steps:
-        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, handle.stream(1))
-            steps.step("1")
-            steps.fail(RuntimeError("broken"))
-            await settle()
-            assert reader.items == ["1"]
-            assert type(reader.outcome) is RuntimeError
 
 
 # RC25-RC31: the end of a controller.
@@ -429,21 +322,18 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget():
         async with anyio.create_task_group() as tasks:
             (caller,) = await line_up(tasks, handle.call(1))
             await settle()
-            started = anyio.current_time()
             await controller.shutdown()
-            assert anyio.current_time() - started == pytest.approx(1)
+            assert anyio.current_time() == pytest.approx(1)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert steps == ["it ran", "it closed"]
 
 
-async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes():
-    held = Held()
+async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes(held):
     async with anyio.create_task_group() as tasks:
         async with served(held, graceful_shutdown_timeout_s=0.05) as handle:
             (caller,) = await line_up(tasks, handle.call(1))
             await settle()
-            started = anyio.current_time()
-        assert anyio.current_time() - started == pytest.approx(0.05)
+        assert anyio.current_time() == pytest.approx(0.05)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert held.cancelled == [[1]]
 
@@ -473,9 +363,8 @@ async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check():
     async with Controller() as controller:
         handle = await service(controller, "b", Recorder(), health_check_period_s=10)
         await handle.call(1)
-        started = anyio.current_time()
         await controller.shutdown()
-        assert anyio.current_time() == started
+        assert anyio.current_time() == 0
 
 
 async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls():

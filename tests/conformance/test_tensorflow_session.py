@@ -7,11 +7,10 @@ of such lists, whose cost is the number of its rows. M is `max_batch_size`.
 from itertools import chain
 from typing import Any
 
-import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
+from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle, using
 
 ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
 BY_ROWS: dict[str, Any] = {
@@ -20,20 +19,6 @@ BY_ROWS: dict[str, Any] = {
     "join": lambda results: list(chain(*results)),
 }
 Matrix = list[list[int]]
-
-
-def halved(rows: list[float]) -> list[float]:
-    return [row / 2 for row in rows]
-
-
-async def test_tx1_two_calls_that_fill_a_batch_need_no_timer():
-    handler = Recorder(halved)
-    async with shoal.Batcher(handler, max_batch_size=4, **ROWS) as call:
-        started = anyio.current_time()
-        results = await outcomes_in_order(call([100, 42]), call([71.5, 18.3]))
-        assert anyio.current_time() == started
-    assert results == [[50, 21], [35.75, 9.15]]
-    assert len(handler.batches) == 1
 
 
 def zeros(rows: int, columns: int) -> Matrix:
@@ -77,13 +62,6 @@ async def test_tx2_a_handler_that_does_not_pad_fails_both():
     assert {str(error) for error in errors} == {"different shapes and padding is turned off"}
 
 
-async def test_tx2_a_key_for_each_shape_keeps_them_apart():
-    batcher = shoal.Batcher(stacked, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=len)
-    async with batcher as call:
-        assert await outcomes(call(SMALL), call(LARGE)) == [SMALL, LARGE]
-    assert batcher.statistics().batch_size.counts[:2] == (2, 0)
-
-
 async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
     batches: list[list[list[int]]] = []
 
@@ -93,8 +71,7 @@ async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
             raise ZeroDivisionError
         return items
 
-    batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with using(shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)) as (call, tasks):
         (before,) = await line_up(tasks, call([1]))
         (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
         await settle()
@@ -102,38 +79,6 @@ async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
         (after,) = await line_up(tasks, call([6, 7, 8]))
     assert batches == [[[1], [2, 3, 4]], [[5], [6, 7, 8]]]
     assert [type(caller.outcome) for caller in (divided, after)] == [ZeroDivisionError] * 2
-
-
-async def test_tx4_the_error_of_a_first_part_ends_its_call_and_drops_the_others():
-    handler = Recorder(lambda rows: ZeroDivisionError() if rows == [2, 3, 4] else rows)
-    batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (before,) = await line_up(tasks, call([1]))
-        (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
-        await settle()
-        assert before.outcome == [1]
-        assert isinstance(divided.outcome, ZeroDivisionError)
-        await line_up(tasks, call([6, 7, 8, 9]))
-    assert handler.batches == [[[1], [2, 3, 4]], [[6, 7, 8, 9]]]
-
-
-async def test_tx5_a_call_that_does_not_match_the_signature_fails_alone_at_once():
-    async def added(x: list[int], y: list[int]) -> list[int]:
-        return [a + b for a, b in zip(x, y, strict=True)]
-
-    async with (
-        shoal.Batcher(added, max_batch_size=2, batch_wait_timeout_s=None) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        (first,) = await line_up(tasks, call(1, 2))
-        wrong: Any = call
-        with pytest.raises(TypeError):
-            await wrong(x=1)
-        with pytest.raises(TypeError):
-            await wrong(x=1, y=2, z=3)
-        assert first.outcome == PENDING
-        assert await call(3, 4) == 7
-    assert first.outcome == 3
 
 
 async def test_tx6_columns_of_unequal_lengths_are_refused_and_count_for_nothing():
@@ -160,46 +105,3 @@ async def test_tx6_columns_of_unequal_lengths_are_refused_and_count_for_nothing(
 async def test_tx8_allowed_sizes_must_ascend_to_the_size_of_a_batch(sizes, message):
     with pytest.raises(ValueError, match=message):
         shoal.Batcher(Recorder(), max_batch_size=8, allowed_batch_sizes=sizes)
-
-
-async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like():
-    batches: list[int] = []
-
-    async def model(a: list[int], b: list[int], wanted: list[str]) -> list[dict[str, int]]:
-        batches.append(len(a))
-        made = [{"less": x - y, "more": x + y} for x, y in zip(a, b, strict=True)]
-        return [
-            {key: out[key] for key in keys}
-            for keys, out in zip(map(str.split, wanted), made, strict=True)
-        ]
-
-    async with shoal.Batcher(model, max_batch_size=4, batch_wait_timeout_s=None) as call:
-        results = await outcomes_in_order(
-            call(a=5, b=3, wanted="less more"),
-            call(wanted="more less", b=1, a=9),
-            call(1, wanted="more", b=1),
-            call(2, 2, "less"),
-        )
-    assert [list(result.items()) for result in results] == [
-        [("less", 2), ("more", 8)],
-        [("more", 10), ("less", 8)],
-        [("more", 2)],
-        [("less", 0)],
-    ]
-    assert batches == [4]
-
-
-async def test_tx10_neither_of_two_signatures_fills_the_others_batch():
-    handler = Recorder()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=2, batch_wait_timeout_s=None, bucket_by=lambda call: call[0]
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call(("regress", 1)), call(("classify", 2)))
-        await settle()
-        assert handler.batches == []
-        callers += await line_up(tasks, call(("classify", 3)))
-        await settle()
-        assert [caller.outcome == PENDING for caller in callers] == [True, False, False]
-        callers += await line_up(tasks, call(("regress", 4)))
-    assert handler.batches == [[("classify", 2), ("classify", 3)], [("regress", 1), ("regress", 4)]]

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Caller, Held, Recorder, line_up, outcome, settle
+from batching.scenes import Caller, Recorder, line_up, outcome, settle
 
 HIGH, LOW = 1, 2
 
@@ -33,18 +33,6 @@ LEVELS: dict[str, Any] = {
     "batch_wait_timeout_s": 1,
     "priority_levels": 2,
 }
-
-
-class Queue(Recorder):
-    """A handler that notes its batches and when they ran, in seconds since it was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made_at = anyio.current_time()
-
-    @property
-    def ran_at(self) -> list[float]:
-        return [round(at - self._made_at, 6) for at in self.started_at]
 
 
 async def send(queue: Recorder, *sent: tuple[int, int] | float, **options: Any) -> None:
@@ -104,13 +92,12 @@ async def test_tb2_full_batches_leave_the_rest_goes_on_closing_and_none_is_empty
 
 
 @BOTH
-async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes):
-    queue = Queue()
+async def test_tb3_ru8_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes, recorder):
     options = {**sizes, "max_batch_size": 4, "batch_wait_timeout_s": 10}
-    async with shoal.Batcher(queue, **options) as call, anyio.create_task_group() as tasks:
+    async with shoal.Batcher(recorder, **options) as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await anyio.sleep(9)
-        assert queue.batches == []
+        assert recorder.batches == []
         await anyio.sleep(7)
         await line_up(tasks, call(2))  # at 16 s
         await anyio.sleep(3)
@@ -118,25 +105,23 @@ async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes)
         await settle()
         await line_up(tasks, call(3))
         await anyio.sleep(1)
-        assert queue.batches == [[1], [2, 2]]
-    assert queue.batches == [[1], [2, 2], [3]]
-    assert queue.ran_at == [10, 19, 29]
+        assert recorder.batches == [[1], [2, 2]]
+    assert recorder.batches == [[1], [2, 2], [3]]
+    assert recorder.starts == [10, 19, 29]
 
 
 @BOTH
 @pytest.mark.parametrize("wait_s", [pytest.param(0.1, id="tb4"), pytest.param(0, id="tb5")])
-async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(sizes, wait_s):
-    queue = Queue()
+async def test_tb4_tb5_underfull_batches_are_processed_one_after_the_other(sizes, wait_s, recorder):
     options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": wait_s}
-    async with shoal.Batcher(queue, **options) as call:
+    async with shoal.Batcher(recorder, **options) as call:
         assert [await call(1), await call(2)] == [1, 2]
-    assert (queue.batches, queue.ran_at) == ([[1], [2]], [wait_s, 2 * wait_s])
+    assert (recorder.batches, recorder.starts) == ([[1], [2]], [wait_s, 2 * wait_s])
 
 
 @BOTH
 @pytest.mark.parametrize("bound", [1, 2, 5])
-async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound):
-    held = Held()
+async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound, held):
     options = {**sizes, "max_batch_size": 2, "max_queued_requests": 2 * bound}
     queue = shoal.Batcher(held, **options)
     async with queue as call, anyio.create_task_group() as tasks:
@@ -157,48 +142,17 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes, bound):
     assert queue.statistics().finished == 1 + 2 * bound
 
 
-@BOTH
-async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes):
-    held = Held()
-    options = {**sizes, "max_batch_size": 10, "max_queued_requests": 0}
-    async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
-        (caller,) = await line_up(tasks, call(7))
-        await settle()
-        assert isinstance(await outcome(call(1)), shoal.errors.Overloaded)
-        held.gate.set()
-    assert caller.outcome == 7
-
-
 async def test_tb10_the_bound_of_a_level_must_be_positive():
     with pytest.raises(ValueError, match="max_queued_requests must be at least 1, not 0"):
         shoal.QueuePolicy(max_queued_requests=0)
 
 
-async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels():
-    queue = Recorder()
-    async with shoal.Batcher(queue, **LEVELS) as call:
+async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels(recorder):
+    async with shoal.Batcher(recorder, **LEVELS) as call:
         with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
             await call.options(priority=LOW)(11)
         assert await call.options(priority=LOW)(10) == 10
-    assert queue.batches == [[10]]
-
-
-async def test_tb13_a_full_low_level_refuses_with_its_counts():
-    held = Held()
-    policies = {LOW: shoal.QueuePolicy(max_queued_requests=2)}
-    queue = shoal.Batcher(held, **LEVELS, queue_policies=policies)
-    async with queue as call, anyio.create_task_group() as tasks:
-        low = call.options(priority=LOW)
-        await line_up(tasks, call.options(priority=HIGH)(10))
-        await settle()
-        await line_up(tasks, low(10), low(10))
-        refusal = await outcome(low(1))
-        assert isinstance(refusal, shoal.errors.Overloaded)
-        assert "2 requests of priority 2 are waiting" in str(refusal)
-        assert queue.statistics().queued == 2
-        (high,) = await line_up(tasks, call.options(priority=HIGH)(1))  # has a line of its own
-        held.gate.set()
-    assert high.outcome == 1
+    assert recorder.batches == [[10]]
 
 
 def filled(items: list[int], size: int) -> list[int]:
@@ -301,15 +255,13 @@ OWN_WAIT = {LOW: shoal.QueuePolicy(batch_wait_timeout_s=1)}
         ),
     ],
 )
-async def test_tb14_to_tb24_tasks_of_two_levels(sent, options, batches, ran_at):
-    queue = Queue()
-    await send(queue, *sent, **{**LEVELS, **options})
-    assert (queue.batches, queue.ran_at) == (batches, ran_at)
+async def test_tb14_to_tb24_tasks_of_two_levels(sent, options, batches, ran_at, recorder):
+    await send(recorder, *sent, **{**LEVELS, **options})
+    assert (recorder.batches, recorder.starts) == (batches, ran_at)
 
 
-async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first():
+async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first(held):
     """The queues are buckets of one batcher, since batchers have slots of their own."""
-    held = Held()
     options = {**LEVELS, "batch_size_fn": lambda task: task[1], "bucket_by": lambda task: task[0]}
     async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
 

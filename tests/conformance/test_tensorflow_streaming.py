@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, line_up, outcome, outcomes_in_order, settle
+from batching.scenes import line_up, outcome, settle
 
 WHEN = pytest.mark.parametrize("when", ["as they come", "when the batch is closed"])
 
@@ -23,7 +23,7 @@ class Streaming:
 
     Attributes:
         batches: The tasks of each batch, in the order in which the batches were started.
-        closed_at: When each batch was closed, in seconds since the handler was made.
+        closed_at: When each batch was closed.
         reasons: Why each batch was closed.
         gate: If set to an event, no batch ends before it.
     """
@@ -34,7 +34,6 @@ class Streaming:
         self.reasons: list[shoal.DispatchReason] = []
         self.gate: anyio.Event | None = None
         self._at_once = when == "as they come"
-        self._made_at = anyio.current_time()
 
     async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
         tasks: list[int] = []
@@ -43,7 +42,7 @@ class Streaming:
             tasks.append(request.item)
             if self._at_once:
                 request.finish(request.item)
-        self.closed_at.append(round(anyio.current_time() - self._made_at, 6))
+        self.closed_at.append(round(anyio.current_time(), 6))
         self.reasons.append(batch.reason)
         if self.gate is not None:
             await self.gate.wait()
@@ -54,14 +53,6 @@ class Streaming:
 def scheduler(handler: Streaming, **options: Any) -> shoal.Batcher[Any]:
     options = {"max_batch_size": 10, "batch_size_fn": lambda size: size, **options}
     return shoal.Batcher(handler, fill="open", **options)
-
-
-@WHEN
-async def test_ts1_tasks_come_in_order_into_one_batch(when):
-    handler = Streaming(when)
-    async with scheduler(handler, batch_wait_timeout_s=0.1) as call:
-        assert await outcomes_in_order(call(3), call(5)) == [3, 5]
-    assert handler.batches == [[3, 5]]
 
 
 @WHEN
@@ -79,61 +70,6 @@ async def test_ts2_full_batches_are_closed_and_none_is_empty(when):
     assert batcher.statistics().batch_size.total == 2
 
 
-@WHEN
-async def test_ts4_underfull_batches_are_closed_at_their_time_out(when):
-    handler = Streaming(when)
-    async with scheduler(handler, batch_wait_timeout_s=0.01) as call:
-        assert await outcomes_in_order(call(1)) == [1]
-        await anyio.sleep(0.02)
-        assert await outcomes_in_order(call(1), call(1)) == [1, 1]
-    assert handler.batches == [[1], [1, 1]]
-
-
-async def test_ts4_the_time_out_counts_from_the_first_task_of_a_batch():
-    handler = Streaming()
-    async with (
-        scheduler(handler, batch_wait_timeout_s=10) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, call(1))
-        await anyio.sleep(7)
-        await line_up(tasks, call(1))
-        await anyio.sleep(8)
-        await line_up(tasks, call(1))
-    assert handler.batches == [[1, 1], [1]]
-    assert handler.closed_at == [10, 15]  # the second one by the end of the batcher
-    assert handler.reasons == [shoal.DispatchReason.TIMER, shoal.DispatchReason.DRAIN]
-
-
-@WHEN
-async def test_ts5_an_underfull_batch_is_processed_on_closing(when):
-    handler = Streaming(when)
-    async with anyio.create_task_group() as tasks:
-        async with scheduler(handler, batch_wait_timeout_s=None) as call:
-            callers = await line_up(tasks, call(1), call(2))
-            await settle()
-            assert (handler.batches, handler.closed_at) == ([[1, 2]], [])
-        await settle()
-    assert [caller.outcome for caller in callers] == [1, 2]
-    assert handler.reasons == [shoal.DispatchReason.DRAIN]
-
-
-async def test_ts6_the_handler_has_the_batch_while_it_is_open():
-    seen: list[tuple[int, shoal.DispatchReason]] = []
-
-    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
-        seen.append((batch.size, batch.reason))
-        async for request in batch:
-            request.finish(request.item)
-
-    batcher = shoal.Batcher(handler, fill="open", max_batch_size=100, batch_wait_timeout_s=None)
-    async with batcher as call:
-        assert await call(1) == 1
-        assert seen == [(1, shoal.DispatchReason.OPEN)]
-        assert await call(2) == 2
-    assert len(seen) == 1
-
-
 async def test_ts8_a_task_larger_than_a_batch_is_refused_alone():
     handler = Streaming()
     async with scheduler(handler) as call:
@@ -141,36 +77,6 @@ async def test_ts8_a_task_larger_than_a_batch_is_refused_alone():
             await call(11)
         assert await call(10) == 10
     assert handler.batches == [[10]]
-
-
-async def test_ts9_without_a_wait_a_batch_has_the_tasks_that_are_there():
-    handler = Streaming()
-    handler.gate = anyio.Event()
-    async with (
-        scheduler(handler, batch_wait_timeout_s=0) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        await line_up(tasks, call(1))
-        await settle()
-        assert handler.closed_at == [0]
-        await line_up(tasks, call(2), call(3))
-        await settle()
-        assert handler.batches == [[1]]
-        handler.gate.set()
-    assert handler.batches == [[1], [2, 3]]
-
-
-async def test_ts9_a_wait_of_none_has_no_time_out():
-    handler = Streaming("when the batch is closed")
-    async with (
-        scheduler(handler, batch_wait_timeout_s=None) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        callers = await line_up(tasks, call(1))
-        await anyio.sleep(3600)
-        assert callers[0].outcome is PENDING
-        callers += await line_up(tasks, call(9))
-    assert handler.batches == [[1, 9]]
 
 
 async def test_ts10_a_task_is_taken_or_refused_never_both():

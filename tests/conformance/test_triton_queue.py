@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, Steps, line_up, read_all, settle
+from batching.scenes import Recorder, line_up, settle
 
 SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size}
 
@@ -39,26 +39,24 @@ async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound):
     assert batcher.statistics().rejected == 2
 
 
-async def test_tq3_what_waits_for_too_long_is_rejected_and_counted():
-    handler = Recorder()
+async def test_tq3_what_waits_for_too_long_is_rejected_and_counted(recorder):
     batcher = shoal.Batcher(
-        handler,
+        recorder,
         **SIZES,
         preferred_batch_sizes=(4,),
         batch_wait_timeout_s=10,
         default_queue_policy=shoal.QueuePolicy(timeout_s=0.1),
     )
     async with batcher as call, anyio.create_task_group() as tasks:
-        started = anyio.current_time()
         (late,) = await line_up(tasks, call(1))
         await anyio.sleep(0.2)
         others = await line_up(tasks, call(1), call(2), call(1))
     assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
     assert "waited in the queue for longer than its timeout" in str(late.outcome)
-    assert late.ended_at == pytest.approx(started + 0.1)
+    assert late.ended_at == pytest.approx(0.1)
     assert [caller.outcome for caller in others] == [1, 2, 1]
-    assert [caller.ended_at for caller in others] == [pytest.approx(started + 0.2)] * 3
-    assert handler.batches == [[1, 2, 1]]
+    assert [caller.ended_at for caller in others] == [pytest.approx(0.2)] * 3
+    assert recorder.batches == [[1, 2, 1]]
     statistics = batcher.statistics()
     assert (statistics.expired, statistics.rejected, statistics.finished) == (1, 0, 3)
 
@@ -95,25 +93,7 @@ async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s):
     )
 
 
-async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line():
-    held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        (sequence,) = await line_up(tasks, call.map([0, 1, 2]))
-        (other,) = await line_up(tasks, call(3))
-        await settle()
-        before = batcher.statistics()
-        assert (before.running, before.queued) == (1, 3)
-        sequence.leave()
-        await settle()
-        held.gate.set()
-    assert (sequence.outcome, other.outcome) == (LEFT, 3)
-    assert held.batches == [[0], [3]]
-    assert batcher.statistics().cancelled == 3  # the running one, and the two in line
-
-
-async def test_tq11_leaving_many_calls_is_one_cancellation():
-    held = Held()
+async def test_tq11_leaving_many_calls_is_one_cancellation(held):
     batcher = shoal.Batcher(held, max_batch_size=4)
     endings: list[BaseException] = []
 
@@ -170,25 +150,8 @@ async def test_tq14_streams_keep_their_own_order_and_pace(starts, paces, togethe
     assert arrived == together
 
 
-async def test_tq15_a_stream_is_no_answer_to_await():
-    with Steps() as steps:
-        async with shoal.Batcher(steps.handler) as call:
-            with pytest.raises(TypeError):
-                await call(1)
-        assert steps.batches == []
-
-
-async def test_tq15_a_reader_that_leaves_in_mid_stream_leaves_the_batcher_healthy():
-    with Steps() as steps:
-        batcher = shoal.Batcher(steps.handler)
-        async with batcher as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call(1))
-            steps.step("a")
-            await settle()
-            reader.leave()
-            await settle()
-            assert (reader.items, steps.closed, batcher.is_alive) == (["a"], True, True)
-            (again,) = await read_all(tasks, call(2))
-            steps.step("b")
-            steps.end()
-        assert (again.items, again.outcome) == (["b"], "end")
+async def test_tq15_a_stream_is_no_answer_to_await(steps):
+    async with shoal.Batcher(steps.handler) as call:
+        with pytest.raises(TypeError):
+            await call(1)
+    assert steps.batches == []

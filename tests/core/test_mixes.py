@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import shoal
+from handlers import echo
 from shoal import BatchOptions, Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.options import mixes
 from shoal.core.options.names import nearest, suggested
@@ -197,13 +198,10 @@ def test_a_slip_or_a_part_of_a_name_is(name: str, meant: str) -> None:
 
 
 def test_a_similar_name_is_suggested_wherever_options_are_given() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        return items
-
     given: dict[str, Any] = {"batch_timeout": 0.1}
     for refused in (
-        lambda: shoal.batch(handler, **given),
-        lambda: shoal.Batcher(handler, **given),
+        lambda: shoal.batch(echo, **given),
+        lambda: shoal.Batcher(echo, **given),
         lambda: BackendConfig(**given),
         lambda: shoal.App().endpoint("/", **given),
     ):

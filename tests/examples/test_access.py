@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 import shoal
 from examples.access.app import NEEDED, app
 from examples.access.limits import BodyLimit, RateLimit
+from handlers import ask_once
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
 
@@ -53,8 +54,7 @@ async def test_others_are_refused_before_their_body_is_read(path, headers, statu
 
 
 async def test_a_scope_opens_its_endpoint():
-    async with app.lifespan():
-        assert (await ask(app, "/store", "eel", headers=bearer(WRITER))).json() == "stored eel"
+    assert (await ask_once(app, "/store", "eel", headers=bearer(WRITER))).json() == "stored eel"
 
 
 async def test_a_page_may_ask_for_its_origin_without_a_key():
@@ -68,8 +68,7 @@ async def test_a_page_may_ask_for_its_origin_without_a_key():
 
 
 async def test_health_needs_no_key():
-    async with app.lifespan():
-        assert (await ask(app, "/-/healthz", method="GET")).status == 200
+    assert (await ask_once(app, "/-/healthz", method="GET")).status == 200
 
 
 async def test_the_document_says_which_scopes_an_endpoint_needs():
@@ -102,8 +101,7 @@ def limited(*middleware):
 
 async def test_a_caller_that_sends_too_often_is_told_when_to_come_back():
     limited_app = limited(Middleware(RateLimit, rate="2/hour"))
-    async with limited_app.lifespan():
-        answers = [await ask(limited_app, "/length", "eel") for _ in range(3)]
+    answers = [await ask_once(limited_app, "/length", "eel") for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     first, last = answers[0].headers, answers[-1].headers
     assert first["ratelimit-policy"] == '"caller";q=2;w=3600'
@@ -121,11 +119,10 @@ async def test_each_caller_has_its_own_rate():
     async def x(item: int) -> int:
         return item
 
-    async with named.lifespan():
-        statuses = [
-            (await ask(named, "/x", 1, headers=bearer(key))).status
-            for key in (READER, READER, WRITER)
-        ]
+    statuses = [
+        (await ask_once(named, "/x", 1, headers=bearer(key))).status
+        for key in (READER, READER, WRITER)
+    ]
     assert statuses == [200, 429, 200]
 
 

@@ -3,7 +3,6 @@
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import pytest
 from starlette.exceptions import HTTPException
 

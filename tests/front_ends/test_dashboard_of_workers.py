@@ -68,17 +68,17 @@ async def ask(server):
     assert (await server.talk(request("/held", method="POST", body=b"7", close=True)))[-1:] == b"7"
 
 
-async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(app, held):
-    async with live(app, workers=2) as server, anyio.create_task_group() as tasks:
+async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(held_app, held):
+    async with live(held_app, workers=2) as server, anyio.create_task_group() as tasks:
         one, other = workers_of()
         accept_at(one)
         tasks.start_soon(ask, server)
-        await until(lambda: statistics(app).running == 1)
+        await until(lambda: statistics(held_app).running == 1)
         tasks.start_soon(ask, server)
-        await until(lambda: statistics(app).queued == 1)
+        await until(lambda: statistics(held_app).queued == 1)
         accept_at(other)
         tasks.start_soon(ask, server)
-        await until(lambda: statistics(app).queued == 2)
+        await until(lambda: statistics(held_app).queued == 2)
         async with viewing(server) as viewer:
             [backend] = viewer.state["backends"]
             assert (backend["tag"], backend["ongoing"], backend["queued"]) == ("held", 1, 2)
@@ -89,10 +89,12 @@ async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(app, held)
         accept_at(one, other)
 
 
-async def test_viewers_at_all_workers_share_places_until_they_or_the_workers_go(app, monkeypatch):
+async def test_viewers_at_all_workers_share_places_until_they_or_the_workers_go(
+    held_app, monkeypatch
+):
     monkeypatch.setattr("shoal.http.dashboard.feed.MOST_PUBLIC", 1)
-    async with live(app, workers=2) as server:
-        observers = app.controller.observers
+    async with live(held_app, workers=2) as server:
+        observers = held_app.controller.observers
         one, other = workers_of()
         accept_at(one)
         async with viewing(server):

@@ -5,7 +5,6 @@ import socket
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from shoal.front_ends.wire import Channel

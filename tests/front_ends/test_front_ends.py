@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import counted, statistics
 from held_requests import asking, held_request, read_answer
@@ -24,26 +23,26 @@ from worker_processes import children_of, kill, until, workers_of
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
-async def test_batches_are_as_large_with_many_workers_as_with_one(app, held):
+async def test_batches_are_as_large_with_many_workers_as_with_one(held_app, held):
     """The mean batch is the same, since there is one queue; of many, each would have a part."""
-    async with live(app, workers=2) as server, asking(server, 1):
+    async with live(held_app, workers=2) as server, asking(server, 1):
         await until(lambda: held.batches)
         async with asking(server, 32) as clients:
-            await until(lambda: statistics(app).queued == 32)
+            await until(lambda: statistics(held_app).queued == 32)
             held.go.set()
             assert [await read_answer(client) for client in clients] == [(200, 7)] * 32
     assert [len(batch) for batch in held.batches] == [1, 32]
 
 
-async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, held):
-    async with live(app, workers=2) as server:
+async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(held_app, held):
+    async with live(held_app, workers=2) as server:
         dead, other = workers_of()
         kill(other, signal.SIGSTOP)  # so that this one accepts the clients
         async with asking(server, 3) as lost:
-            await until(lambda: statistics(app).running + statistics(app).queued == 3)
+            await until(lambda: statistics(held_app).running + statistics(held_app).queued == 3)
             kill(other, signal.SIGCONT)
             kill(dead)
-            await until(lambda: statistics(app).queued == 0 and held.cancelled == 1)
+            await until(lambda: statistics(held_app).queued == 0 and held.cancelled == 1)
             assert await lost[0].receive_some() == b""
         # Others go on, and another worker takes the place of the dead one.
         held.go.set()
@@ -60,8 +59,8 @@ def impatient(monkeypatch):
     monkeypatch.setattr(f"{of}._LOOK_S", 0.1)
 
 
-async def test_a_stopped_worker_is_killed_and_replaced(app, held, impatient, caplog):
-    async with live(app, workers=2) as server:
+async def test_a_stopped_worker_is_killed_and_replaced(held_app, held, impatient, caplog):
+    async with live(held_app, workers=2) as server:
         stopped, other = workers_of()
         kill(other, signal.SIGSTOP)  # so that this one accepts the clients
         async with asking(server, 1) as [lost]:
@@ -88,9 +87,9 @@ async def stopped_at_start():
 
 
 @pytest.mark.one_loop
-async def test_a_worker_stopped_before_it_is_ready_is_replaced(app, impatient, monkeypatch):
+async def test_a_worker_stopped_before_it_is_ready_is_replaced(held_app, impatient, monkeypatch):
     of = "shoal.front_ends.listener"
-    async with live(app, workers=2):
+    async with live(held_app, workers=2):
         with monkeypatch.context() as hurried:
             hurried.setattr(f"{of}._LOOKS_AT_START", 10)
             stopped = await stopped_at_start()
@@ -100,8 +99,8 @@ async def test_a_worker_stopped_before_it_is_ready_is_replaced(app, impatient, m
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("is_ready", [True, False])
-async def test_a_stopped_worker_does_not_hold_up_the_end(app, impatient, is_ready):
-    async with live(app, workers=2, graceful_timeout_s=HANG_S) as server:
+async def test_a_stopped_worker_does_not_hold_up_the_end(held_app, impatient, is_ready):
+    async with live(held_app, workers=2, graceful_timeout_s=HANG_S) as server:
         if is_ready:
             kill(workers_of()[0], signal.SIGSTOP)
         else:
@@ -112,8 +111,8 @@ async def test_a_stopped_worker_does_not_hold_up_the_end(app, impatient, is_read
     assert workers_of() == []
 
 
-async def test_workers_live_on_while_the_servers_event_loop_is_held(app, held, impatient):
-    async with live(app, workers=2) as server:
+async def test_workers_live_on_while_the_servers_event_loop_is_held(held_app, held, impatient):
+    async with live(held_app, workers=2) as server:
         workers = workers_of()
         for _ in range(2):  # the second time, workers are asked
             time.sleep(1.1)  # noqa: ASYNC251 - it is held
@@ -125,13 +124,13 @@ async def test_workers_live_on_while_the_servers_event_loop_is_held(app, held, i
 
 
 @pytest.mark.one_loop
-async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app, held):
+async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(held_app, held):
     """Not when the garbage collector looks next, which a server at rest does not have look."""
     held.go.set()
     gc.collect()
     gc.disable()
     try:
-        async with live(app, workers=1) as server:
+        async with live(held_app, workers=1) as server:
             before = files_open()
             async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
                 assert await read_answer(client) == (200, 7)
@@ -155,8 +154,8 @@ def files_open():
     return {kind: found.count(kind) for kind in ("/memfd", "anon_inode", "socket")}
 
 
-async def test_a_worker_that_is_terminated_lets_its_requests_finish(app, held):
-    async with live(app, workers=1) as server:
+async def test_a_worker_that_is_terminated_lets_its_requests_finish(held_app, held):
+    async with live(held_app, workers=1) as server:
         [old] = workers_of()
         async with asking(server, 1) as [client]:
             await until(lambda: held.batches)
@@ -170,9 +169,9 @@ async def test_a_worker_that_is_terminated_lets_its_requests_finish(app, held):
 
 
 @pytest.mark.one_loop
-async def test_each_worker_serves_and_its_pages_speak_for_all_though_one_is_stopped(app, held):
+async def test_each_worker_serves_and_its_pages_speak_for_all_though_one_is_stopped(held_app, held):
     held.go.set()
-    async with live(app, workers=2) as server:
+    async with live(held_app, workers=2) as server:
         async with asking(server, 8) as clients:
             for client in clients:
                 assert await read_answer(client) == (200, 7)
@@ -190,7 +189,7 @@ async def test_each_worker_serves_and_its_pages_speak_for_all_though_one_is_stop
         assert b"200 OK" in await server.talk(asked)
         document = await server.talk(request("/-/openapi.json", close=True))
         assert b'"/held"' in document
-        assert counted(app) == (8, 0)
+        assert counted(held_app) == (8, 0)
 
 
 async def connections_told(server):
@@ -206,16 +205,16 @@ async def connections_told(server):
 
 
 @pytest.mark.one_loop
-async def test_the_connections_of_all_workers_are_counted(app, held):
-    async with live(app, workers=2, max_connections=100) as server:
+async def test_the_connections_of_all_workers_are_counted(held_app, held):
+    async with live(held_app, workers=2, max_connections=100) as server:
         dead, other = workers_of()
         kill(other, signal.SIGSTOP)
         async with asking(server, 3):
-            await until(lambda: statistics(app).running + statistics(app).queued == 3)
+            await until(lambda: statistics(held_app).running + statistics(held_app).queued == 3)
             kill(dead, signal.SIGSTOP)
             kill(other, signal.SIGCONT)
             async with asking(server, 2) as clients:
-                await until(lambda: statistics(app).running + statistics(app).queued == 5)
+                await until(lambda: statistics(held_app).running + statistics(held_app).queued == 5)
                 kill(dead, signal.SIGCONT)
                 first = await connections_told(server)
                 assert first["connections"] == 6
@@ -236,9 +235,9 @@ async def test_the_connections_of_all_workers_are_counted(app, held):
             assert told["sent_bytes_total"] > first["sent_bytes_total"]
 
 
-async def test_a_request_that_is_running_is_finished_at_the_end(app, held):
-    async with live(app, workers=2) as server, asking(server, 4) as clients:
-        await until(lambda: statistics(app).running + statistics(app).queued == 4)
+async def test_a_request_that_is_running_is_finished_at_the_end(held_app, held):
+    async with live(held_app, workers=2) as server, asking(server, 4) as clients:
+        await until(lambda: statistics(held_app).running + statistics(held_app).queued == 4)
         server.stop.set()
         await until(lambda: not held.go.is_set())
         held.go.set()
@@ -247,8 +246,8 @@ async def test_a_request_that_is_running_is_finished_at_the_end(app, held):
     assert workers_of() == []
 
 
-async def test_no_client_waits_at_the_end_for_a_worker_that_has_closed_its_socket(app):
-    async with live(app, workers=1) as server:
+async def test_no_client_waits_at_the_end_for_a_worker_that_has_closed_its_socket(held_app):
+    async with live(held_app, workers=1) as server:
         refused = []
 
         def connect():
@@ -267,8 +266,8 @@ async def test_no_client_waits_at_the_end_for_a_worker_that_has_closed_its_socke
         assert refused
 
 
-async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):
-    serving = live(app, workers=1, graceful_timeout_s=0.1)
+async def test_a_request_that_does_not_end_is_told_so_at_the_end(held_app, held):
+    serving = live(held_app, workers=1, graceful_timeout_s=0.1)
     async with serving as server, asking(server, 1) as [client]:
         await until(lambda: held.batches)
         server.stop.set()
@@ -279,7 +278,7 @@ async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):
 
 
 @pytest.mark.one_loop
-async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, monkeypatch):
+async def test_workers_that_cannot_start_any_more_end_the_server(held_app, tmp_path, monkeypatch):
     """It does not start others for ever."""
     from shoal.front_ends import listener
 
@@ -299,7 +298,7 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
     monkeypatch.setattr(listener, "front_ends", with_program)
     of_others = set(children_of(os.getpid()))
     with anyio.fail_after(HANG_S):
-        async with live(app, workers=1) as server:
+        async with live(held_app, workers=1) as server:
             broken.touch()
             [pid] = set(children_of(os.getpid())) - of_others
             kill(pid)
@@ -308,8 +307,8 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
 
 
 @pytest.mark.one_loop
-async def test_the_limit_of_connections_is_shared(app, held):
-    async with live(app, workers=2, max_connections=2) as server, asking(server, 3):
-        await until(lambda: statistics(app).running + statistics(app).queued == 2)
+async def test_the_limit_of_connections_is_shared(held_app, held):
+    async with live(held_app, workers=2, max_connections=2) as server, asking(server, 3):
+        await until(lambda: statistics(held_app).running + statistics(held_app).queued == 2)
         await anyio.sleep(0.1)
-        assert statistics(app).running + statistics(app).queued == 2
+        assert statistics(held_app).running + statistics(held_app).queued == 2

@@ -5,7 +5,6 @@ from contextvars import ContextVar
 from http import HTTPStatus
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import pytest
 from held_app import statistics

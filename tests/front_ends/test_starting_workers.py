@@ -75,15 +75,15 @@ async def is_served(app, held, server):
     assert statistics(app).finished == 1
 
 
-async def test_workers_killed_while_the_application_loads_are_replaced(app, held):
-    async with loading(app) as (server, loads, is_up):
+async def test_workers_killed_while_the_application_loads_are_replaced(held_app, held):
+    async with loading(held_app) as (server, loads, is_up):
         first = workers_of()
         for pid in first:
             kill(pid)
         await until(lambda: len(set(workers_of()) - set(first)) == 2)
         loads.goes_on.set()
         await is_up.wait()
-        await is_served(app, held, server)
+        await is_served(held_app, held, server)
         await until(lambda: len(workers_of()) == 2)
         assert not set(first) & set(workers_of())
 
@@ -94,19 +94,21 @@ def no_backoff(monkeypatch):
 
 
 @pytest.mark.one_loop
-async def test_a_worker_killed_before_it_is_ready_is_replaced(app, held, tmp_path):
+async def test_a_worker_killed_before_it_is_ready_is_replaced(held_app, held, tmp_path):
     once = os.fspath(tmp_path / "once")
     program = f"try: os.mkdir({once!r})\nexcept FileExistsError: pass\nelse: {KILL_IT}"
     server = LiveServer()
     server._front_ends = lambda _: dying_workers(2, program)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(partial(server.run, app, OPTIONS))
-            await is_served(app, held, server)
+            await tasks.start(partial(server.run, held_app, OPTIONS))
+            await is_served(held_app, held, server)
             server.stop.set()
 
 
-async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_path, no_backoff):
+async def test_one_that_is_killed_each_time_it_starts_ends_the_server(
+    held_app, tmp_path, no_backoff
+):
     """Also if another one could serve: the server can't have as many as wanted."""
     good = os.fspath(tmp_path / "good")
     program = f"try: os.mkdir({good!r})\nexcept FileExistsError: {KILL_IT}"
@@ -116,24 +118,26 @@ async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_p
         pytest.raises(WorkersFailed, match="was killed by SIGKILL before it could serve"),
     ):
         await serve(
-            app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=dying_workers(2, program)
+            held_app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=dying_workers(2, program)
         )
     await until(lambda: not set(children_of(os.getpid())) - of_others)
 
 
 @pytest.mark.one_loop
-async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
+async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(held_app):
     given = front_ends(WORKER, 1, OPTIONS, sniffio.current_async_library(), "error")
     absent = partial(given, command=["/absent/python"])
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
-        await serve(app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=absent)
+        await serve(held_app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=absent)
 
 
-async def test_a_cancelled_server_ends_stopped_workers_where_there_is_no_pidfd(app, monkeypatch):
+async def test_a_cancelled_server_ends_stopped_workers_where_there_is_no_pidfd(
+    held_app, monkeypatch
+):
     monkeypatch.setattr(worker, "_pidfd", lambda _: None)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(partial(LiveServer(2).run, app, OPTIONS))
+            await tasks.start(partial(LiveServer(2).run, held_app, OPTIONS))
             for pid in workers_of():
                 os.kill(pid, signal.SIGSTOP)
             tasks.cancel_scope.cancel()

@@ -1,7 +1,6 @@
 """A small ASGI application that the server's tests drive, over HTTP and WebSocket."""
 
 import anyio
-import anyio.lowlevel
 
 PATHS = [
     *("early", "hold", "begin", "forever", "flood", "unread", "pour", "disconnect", "fail"),

@@ -29,6 +29,10 @@ class Held:
             raise
         return items
 
+    async def let_go(self):
+        self.go.set()
+        await settle()
+
 
 class Steps:
     """A generator handler whose steps are let through one by one."""

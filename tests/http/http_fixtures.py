@@ -24,9 +24,23 @@ def steps():
 
 
 @pytest.fixture
-def app(held):
+def app():
+    return shoal.App()
+
+
+@pytest.fixture
+def openai():
+    return shoal.App(protocols=["openai"])
+
+
+@pytest.fixture
+def oip():
+    return shoal.App(protocols=["oip"])
+
+
+@pytest.fixture
+def held_app(app, held):
     """An application with one endpoint, whose handler is held."""
-    app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=100)(held)
     return app
 

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import h2.config
 import h2.connection
 import h2.events

@@ -16,13 +16,19 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
-from handlers import app_of, double
+from handlers import app_of, ask_once, double
 from shoal.asgi.lifespan import AppLifespan
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.http.requests.call import HttpMetadata
 from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
+
+
+@pytest.fixture
+def doubling():
+    return app_of(double)
+
 
 real_time = pytest.mark.real_time
 
@@ -73,15 +79,13 @@ def options_of(app):
 )
 async def test_every_kind_of_handler_is_served(handler, result):
     app = app_of(handler)
-    async with app.lifespan():
-        answer = await ask(app, "/x", {"items": 2} if result == 15 else 2)
+    answer = await ask_once(app, "/x", {"items": 2} if result == 15 else 2)
     assert (answer.status, answer.json()) == (200, result)
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-length"] == str(len(answer.body))
 
 
-async def test_a_handler_stays_what_it_was():
-    app = shoal.App()
+async def test_a_handler_stays_what_it_was(app):
     batched = shoal.batch(double)
     assert app.endpoint("/a")(double) is double
     assert app.endpoint("/b", name="b")(batched) is batched
@@ -170,8 +174,7 @@ async def test_a_response_in_a_slot_is_sent_as_it_is():
         return [page] * len(items)
 
     app = app_of(pages)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
+    answer = await ask_once(app, "/x", 1)
     assert (answer.status, answer.body) == (203, b"<p>")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["x-mine"] == "1"
@@ -199,13 +202,12 @@ async def test_a_response_that_streams_is_sent_as_it_is(placement):
         return [StreamingResponse(pieces(), 203, headers, "text/plain", task) for _ in items]
 
     app = app_of(streaming, placement=placement)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
-        assert (answer.status, answer.body) == (203, b"ab")
-        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-        assert answer.headers["x-mine"] == "1"
-        assert "transfer-encoding" not in answer.headers
-        assert closed == [True, "after it"]
+    answer = await ask_once(app, "/x", 1)
+    assert (answer.status, answer.body) == (203, b"ab")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["x-mine"] == "1"
+    assert "transfer-encoding" not in answer.headers
+    assert closed == [True, "after it"]
 
 
 async def test_a_response_that_streams_is_closed_when_its_client_leaves():
@@ -251,14 +253,13 @@ async def test_a_response_that_streams_is_closed_where_its_client_left_it():
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
-async def test_a_file_is_sent_as_it_is(placement, tmp_path):
+async def test_a_file_is_sent_as_it_is(placement, tmp_path, app):
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789")
 
     def files(request: Request) -> object:
         return FileResponse(path)
 
-    app = shoal.App()
     app.endpoint("/x", methods=("GET",), placement=placement)(files)
     async with app.lifespan():
         whole = await ask(app, "/x", method="GET")
@@ -270,7 +271,7 @@ async def test_a_file_is_sent_as_it_is(placement, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/x", "/v2/models/streaming/infer"])
-async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(path, caplog):
+async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(path, caplog, oip):
     async def pieces():
         yield "a"
 
@@ -280,11 +281,9 @@ async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(pat
     async def at_once(items: list[str]) -> list[object]:
         return [StreamingResponse(pieces()) for _ in items]
 
-    app = shoal.App(protocols=["oip"])
-    app.endpoint("/x", name="streaming")(streaming if path == "/x" else at_once)
+    oip.endpoint("/x", name="streaming")(streaming if path == "/x" else at_once)
     tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    async with app.lifespan():
-        answer = await ask(app, path, "a" if path == "/x" else {"inputs": [tensor]})
+    answer = await ask_once(oip, path, "a" if path == "/x" else {"inputs": [tensor]})
     assert answer.status == 500
     assert "a StreamingResponse can only be the one result of a call by plain HTTP" in caplog.text
 
@@ -306,11 +305,10 @@ async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     ("given", "is_kept"),
     [("abc-1.2_3:4", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("", False)],
 )
-async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_kept):
-    app = app_of(double)
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1, headers=[("x-request-id", given)])
-        other = await ask(app, "/x", 1, headers=[("x-request-id", given)])
+async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_kept, doubling):
+    async with doubling.lifespan():
+        answer = await ask(doubling, "/x", 1, headers=[("x-request-id", given)])
+        other = await ask(doubling, "/x", 1, headers=[("x-request-id", given)])
     assert (answer.headers["x-request-id"] == given) is is_kept
     assert (answer.headers["x-request-id"] == other.headers["x-request-id"]) is is_kept
 
@@ -422,8 +420,7 @@ def odd(items: list[Odd]): ...
         (odd, "can't be checked against"),
     ],
 )
-def test_a_handler_that_cannot_be_served_is_refused_where_it_is_declared(handler, text):
-    app = shoal.App()
+def test_a_handler_that_cannot_be_served_is_refused_where_it_is_declared(handler, text, app):
     with pytest.raises(TypeError) as raised:
         app.endpoint("/x")(handler)
     assert text in str(raised.value)
@@ -436,42 +433,38 @@ def test_a_batched_function_has_one_endpoint():
         app.endpoint("/b", name="b")(batched)
 
 
-async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
-    app = app_of(double)
-    answer = await ask(app, "/x", 1)
+async def test_a_call_before_the_lifespan_is_told_which_line_opens_it(doubling):
+    answer = await ask(doubling, "/x", 1)
     assert answer.status == 503
     assert "lifespan=app.lifespan" in answer.json()["detail"]
 
 
 @real_time
-async def test_a_call_in_another_event_loop_is_a_503():
-    app = app_of(double)
-    async with app.lifespan():
-        answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(app, "/x", 1)))
+async def test_a_call_in_another_event_loop_is_a_503(doubling):
+    async with doubling.lifespan():
+        answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(doubling, "/x", 1)))
     assert answer.status == 503
 
 
-async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
-    app = app_of(double)
+async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped(doubling):
     with pytest.raises(KeyError, match="mine"):
-        async with app.lifespan():
+        async with doubling.lifespan():
             raise KeyError("mine")
 
 
 @real_time
-async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog):
+async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog, doubling):
     class Broken(Scaled):
         def __init__(self):
             raise FileNotFoundError("weights.npz")
 
-    app = app_of(double)
-    app.endpoint("/broken")(Broken)
+    doubling.endpoint("/broken")(Broken)
     with pytest.raises(FileNotFoundError) as raised:
-        async with app.lifespan():
+        async with doubling.lifespan():
             pytest.fail("opened")
     assert "/broken could not be opened" in raised.value.__notes__[0]
-    assert (await ask(app, "/x", 1)).status == 503
-    lifespan = AppLifespan(app)
+    assert (await ask(doubling, "/x", 1)).status == 503
+    lifespan = AppLifespan(doubling)
     await lifespan.run()
     assert "/broken could not be opened" in str(lifespan.failure)
     assert "weights.npz" in str(lifespan.failure)
@@ -514,7 +507,7 @@ class Bug(BaseException):
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
-async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
+async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug, doubling):
     dispatch = ClosedSlots._dispatch
 
     def breaking(slots, *given):
@@ -523,43 +516,40 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
         return dispatch(slots, *given)
 
     monkeypatch.setattr(ClosedSlots, "_dispatch", breaking)
-    app = app_of(double)
-    app.endpoint("/broken", name="broken", max_batch_size=7)(double)
-    async with app.lifespan():
-        assert (await ask(app, "/-/readyz", method="GET")).status == 200
-        assert (await ask(app, "/broken", 1)).status == 503
+    doubling.endpoint("/broken", name="broken", max_batch_size=7)(double)
+    async with doubling.lifespan():
+        assert (await ask(doubling, "/-/readyz", method="GET")).status == 200
+        assert (await ask(doubling, "/broken", 1)).status == 503
         await settle()
-        assert (await ask(app, "/broken", 1)).json()["type"] == "urn:shoal:problem:closed"
-        assert (await ask(app, "/x", 1)).json() == 2
-        ready = await ask(app, "/-/readyz", method="GET")
+        assert (await ask(doubling, "/broken", 1)).json()["type"] == "urn:shoal:problem:closed"
+        assert (await ask(doubling, "/x", 1)).json() == 2
+        ready = await ask(doubling, "/-/readyz", method="GET")
         assert (ready.status, ready.json()["status"]) == (503, "not ready: broken")
         assert ready.json()["endpoints"]["broken"]["failure"] == type(bug).__name__
         assert ready.json()["endpoints"]["double"]["alive"]
-        assert (await ask(app, "/-/healthz", method="GET")).status == 200
+        assert (await ask(doubling, "/-/healthz", method="GET")).status == 200
     assert "the batcher of broken broke" in caplog.text
 
 
-async def test_the_health_routes_say_what_is_there(caplog):
-    app = app_of(double)
-    app.endpoint("/s", methods=("POST", "PUT"))(counted)
-    app.mount("/static", PlainTextResponse("mounted"))
-    assert (await ask(app, "/-/healthz", method="GET")).json() == {"status": "alive"}
-    ready = await ask(app, "/-/readyz", method="GET")
+async def test_the_health_routes_say_what_is_there(caplog, doubling):
+    doubling.endpoint("/s", methods=("POST", "PUT"))(counted)
+    doubling.mount("/static", PlainTextResponse("mounted"))
+    assert (await ask(doubling, "/-/healthz", method="GET")).json() == {"status": "alive"}
+    ready = await ask(doubling, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "not open")
-    async with app.lifespan():
-        ready = await ask(app, "/-/readyz", method="GET")
-        assert ready.status == 200
-        assert ready.json()["endpoints"]["double"] == {
-            "path": "/x",
-            "state": "open",
-            "alive": True,
-            "queued": 0,
-            "running": 0,
-            "backends": {"double": "ready"},
-        }
-    ready = await ask(app, "/-/readyz", method="GET")
+    ready = await ask_once(doubling, "/-/readyz", method="GET")
+    assert ready.status == 200
+    assert ready.json()["endpoints"]["double"] == {
+        "path": "/x",
+        "state": "open",
+        "alive": True,
+        "queued": 0,
+        "running": 0,
+        "backends": {"double": "ready"},
+    }
+    ready = await ask(doubling, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "closed")
-    routes = (await ask(app, "/-/routes", method="GET")).json()
+    routes = (await ask(doubling, "/-/routes", method="GET")).json()
     assert routes["mounts"] == ["/static"]
     assert routes["endpoints"][1] == {
         "path": "/s",
@@ -568,11 +558,10 @@ async def test_the_health_routes_say_what_is_there(caplog):
         "takes": "json",
         "streams": True,
     }
-    assert (await ask(app, "/-/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
+    assert (await ask(doubling, "/-/healthz")).headers["allow"] == "GET, HEAD, OPTIONS"
 
 
-async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
-    app = shoal.App()
+async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it(app):
     app.endpoint("/mlops", name="ops")(double)
     app.endpoint("/", name="home")(double)
     async with app.lifespan():
@@ -593,42 +582,39 @@ def where(name):
 
 
 @pytest.mark.parametrize("root", ["", "/api"])
-async def test_what_is_mounted_answers_the_rest(root):
-    app = app_of(double)
-    app.mount("/", where("all"))
-    app.mount("/ui", where("ui"))
-    app.mount("/ui/deep/", where("deep"))
+async def test_what_is_mounted_answers_the_rest(root, doubling):
+    doubling.mount("/", where("all"))
+    doubling.mount("/ui", where("ui"))
+    doubling.mount("/ui/deep/", where("deep"))
 
     async def at(path):
-        return (await ask(app, root + path, method="GET", root_path=root)).body.decode()
+        return (await ask(doubling, root + path, method="GET", root_path=root)).body.decode()
 
     assert await at("/a") == f"all {root} {root}/a"
     assert await at("/uinot") == f"all {root} {root}/uinot"
     assert await at("/ui/a") == f"ui {root}/ui {root}/ui/a"
     assert await at("/ui/deep/a") == f"deep {root}/ui/deep {root}/ui/deep/a"
-    assert (await ask(app, f"{root}/x", method="PUT", root_path=root)).status == 405
+    assert (await ask(doubling, f"{root}/x", method="PUT", root_path=root)).status == 405
 
 
-async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path):
+async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path, doubling):
     """As files are, by an application that counts on another around it to say so."""
-    app = app_of(double)
-    app.mount("/files", StaticFiles(directory=tmp_path))
-    missing = await ask(app, "/files/missing.txt", method="GET")
+    doubling.mount("/files", StaticFiles(directory=tmp_path))
+    missing = await ask(doubling, "/files/missing.txt", method="GET")
     assert (missing.status, missing.json()["title"]) == (404, "Not Found")
     assert missing.headers["content-type"] == "application/problem+json"
-    assert (await ask(app, "/files/missing.txt", method="HEAD")).status == 404
-    assert (await ask(app, "/files/missing.txt", 1)).status == 405
+    assert (await ask(doubling, "/files/missing.txt", method="HEAD")).status == 404
+    assert (await ask(doubling, "/files/missing.txt", 1)).status == 405
 
 
-async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fails():
+async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fails(doubling):
     async def late(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise HTTPException(404)
 
-    app = app_of(double)
-    app.mount("/", late)
+    doubling.mount("/", late)
     with pytest.raises(HTTPException):
-        await ask(app, "/y", method="GET")
+        await ask(doubling, "/y", method="GET")
 
 
 async def test_a_scope_of_another_type_is_refused():
@@ -653,6 +639,5 @@ async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
             await ask(app, "/x", 1)
 
 
-def test_a_result_whose_annotation_cannot_be_read_is_no_obstacle():
-    app = shoal.App()
+def test_a_result_whose_annotation_cannot_be_read_is_no_obstacle(app):
     assert app.endpoint("/", name="one")(unresolved_result) is unresolved_result

@@ -1,18 +1,13 @@
 """An application starts its backends side by side, and adds them in their order."""
 
-from typing import Any
-
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import outcome
+from handlers import echo
 from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ReplicaNotStarted
-
-
-async def echo(items: list[Any]) -> list[Any]:
-    return items
 
 
 def application(stage: Stage, *tags: str) -> shoal.App:
@@ -70,7 +65,7 @@ async def test_one_that_is_cancelled_leaves_nothing():
 
 
 @pytest.mark.real_time
-async def test_a_batched_function_is_there_before_what_comes_after_it():
+async def test_a_batched_function_is_there_before_what_comes_after_it(app):
     @shoal.batch
     async def embed(items: list[int]) -> list[int]:
         return [2 * item for item in items]
@@ -83,7 +78,6 @@ async def test_a_batched_function_is_there_before_what_comes_after_it():
             return [self.warm] * len(items)
 
     stage = Stage()
-    app = shoal.App()
     app.endpoint("/embed")(embed)
     app.endpoint("/calls", placement="task")(Calls)
     app.backend("other", echo, placement=stage)

@@ -16,7 +16,6 @@ from functools import cache, partial
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import httpx
 import numpy as np
 import pytest

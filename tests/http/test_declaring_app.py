@@ -8,6 +8,7 @@ import pytest
 import trio
 
 import shoal
+from handlers import ask_once
 from serving.scenes import Stage, echo
 from shoal import errors
 from shoal.serving.state_file import StateFile
@@ -201,8 +202,7 @@ async def test_what_the_file_lacks_is_made_as_it_is_declared(tmp_path):
         pass
     app = kept(tmp_path / "state.db")
     app.route("late", backend="new", path="/late")
-    async with app.lifespan():
-        assert (await ask(app, "/late", 2)).json() == 6
+    assert (await ask_once(app, "/late", 2)).json() == 6
 
 
 @real_time
@@ -226,8 +226,7 @@ async def tripled(items: list[int]) -> list[int]:
 
 
 @real_time
-async def test_a_batched_function_is_served_and_called_by_one_batcher():
-    app = shoal.App()
+async def test_a_batched_function_is_served_and_called_by_one_batcher(app):
     app.endpoint("/e", batch_wait_timeout_s=None, max_batch_size=2)(tripled)
     got = []
 
@@ -251,21 +250,18 @@ async def test_a_batched_function_is_served_and_called_by_one_batcher():
 
 
 @real_time
-async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_closed():
-    app = shoal.App()
+async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_closed(app):
     app.endpoint("/e")(tripled)
     async with shoal.open_batchers(tripled):
         with pytest.raises(RuntimeError, match="open in this event loop already"):
             async with app.lifespan():
                 pass
         assert await tripled(3) == 9
-    async with app.lifespan():
-        assert (await ask(app, "/e", 3)).json() == 9
+    assert (await ask_once(app, "/e", 3)).json() == 9
 
 
 @real_time
-async def test_a_batched_function_whose_backend_was_deleted_is_closed():
-    app = shoal.App()
+async def test_a_batched_function_whose_backend_was_deleted_is_closed(app):
     app.endpoint("/e")(tripled)
     async with app.lifespan():
         await app.controller.delete_endpoint("tripled")
@@ -322,13 +318,10 @@ async def test_the_log_names_the_option_once_an_endpoint(
     assert f"start it with --event-loop {other}" in hint
 
 
-async def test_other_failures_have_no_such_hint(caplog):
-    app = shoal.App()
-
+async def test_other_failures_have_no_such_hint(caplog, app):
     @app.endpoint("/e")
     async def e(items: list[int]) -> list[int]:
         raise RuntimeError("the model has no running fans")
 
-    async with app.lifespan():
-        assert (await ask(app, "/e", 1)).status == 500
+    assert (await ask_once(app, "/e", 1)).status == 500
     assert not [one for one in caplog.records if "--event-loop" in one.getMessage()]

@@ -6,11 +6,11 @@ import stat
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 import httpx
 import pytest
 
 import shoal
+from handlers import echo
 from serving.plain_code import double
 from shoal import embedded_server as embedded
 from shoal import errors
@@ -109,9 +109,6 @@ async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_an
 
 @pytest.mark.parametrize(("traffic", "status"), [("b", 200), (None, 503)], ids=["line", "held"])
 async def test_what_waits_when_the_block_is_left_is_answered(traffic, status):
-    async def echo(items: list[int]) -> list[int]:
-        return items
-
     statuses = []
 
     async with anyio.create_task_group() as tasks, shoal.start(http=FREE) as client:

@@ -8,6 +8,7 @@ import given_code
 import pytest
 
 import shoal
+from handlers import ask_once
 from shoal.errors import NoSuchName
 from shoal.testing.asgi import ask
 
@@ -27,8 +28,7 @@ def application(*codes, **config):
 )
 async def test_a_function_is_given_a_handle(code, answer):
     app = application(code)
-    async with app.lifespan():
-        response = await ask(app, f"/{code.__name__}", "abc")
+    response = await ask_once(app, f"/{code.__name__}", "abc")
     assert (response.status, response.json()) == (200, answer)
 
 
@@ -42,14 +42,12 @@ async def test_a_class_is_given_handles_in_its_constructor_and_its_methods():
 
 async def test_a_stream_is_passed_on():
     app = application(given_code.steps, given_code.counted)
-    async with app.lifespan():
-        assert b"data: 0\n\ndata: 1\n\nevent: end" in (await ask(app, "/counted", 2)).body
+    assert b"data: 0\n\ndata: 1\n\nevent: end" in (await ask_once(app, "/counted", 2)).body
 
 
 async def test_a_given_handle_is_no_part_of_the_item():
     app = application(given_code.tenfold)
-    async with app.lifespan():
-        assert (await ask(app, "/tenfold", {"text": "abc", "embed": "x"})).status == 422
+    assert (await ask_once(app, "/tenfold", {"text": "abc", "embed": "x"})).status == 422
 
 
 async def test_arguments_go_before_what_is_given():
@@ -84,14 +82,12 @@ async def test_a_constructor_may_be_passed_several_handles():
         assert await (await client.get_handle("several")).call("abc") == 6
 
 
-async def test_code_by_its_import_path_is_given_handles():
-    app = shoal.App()
+async def test_code_by_its_import_path_is_given_handles(app):
     app.backend("embed", "given_code:embed")
     app.backend("tenfold", "given_code:tenfold")
     for name in ("embed", "tenfold"):
         app.route(name, backend=name, path=f"/{name}")
-    async with app.lifespan():
-        assert (await ask(app, "/tenfold", "abc")).json() == 30
+    assert (await ask_once(app, "/tenfold", "abc")).json() == 30
 
 
 @pytest.mark.parametrize(
@@ -100,8 +96,7 @@ async def test_code_by_its_import_path_is_given_handles():
 async def test_code_in_a_process_is_given_handles(code, answer):
     app = application()
     app.endpoint("/p", placement="process")(code)
-    async with app.lifespan():
-        assert (await ask(app, "/p", "abc")).json() == answer
+    assert (await ask_once(app, "/p", "abc")).json() == answer
 
 
 async def test_what_it_calls_is_cancelled_with_it():

@@ -33,19 +33,19 @@ async def scrape(app):
 
 
 @pytest.fixture
-def app():
+def x_app():
     app = shoal.App()
     app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=1)(double)
     return app
 
 
-async def test_an_app_is_scraped(app):
-    async with app.lifespan():
-        await ask(app, "/x", 1)
-        await ask(app, "/x", "no number")
-        await ask(app, "/nowhere", 1)
-        await ask(app, "/x", 1, method="PUT")
-        answer = await scrape(app)
+async def test_an_app_is_scraped(x_app):
+    async with x_app.lifespan():
+        await ask(x_app, "/x", 1)
+        await ask(x_app, "/x", "no number")
+        await ask(x_app, "/nowhere", 1)
+        await ask(x_app, "/x", 1, method="PUT")
+        answer = await scrape(x_app)
     assert answer.headers["content-type"].startswith("text/plain")
     samples = samples_of(answer.body.decode())
     assert samples["shoal_request_seconds_count", "json", "ok", "x"] == 1
@@ -54,14 +54,14 @@ async def test_an_app_is_scraped(app):
     assert samples["shoal_requests_total", CALL, "finished", "x"] == 1
 
 
-async def test_an_app_that_is_not_open_can_be_scraped_and_one_that_closed_is_down(app):
-    assert "shoal_batcher_up{" not in (await scrape(app)).body.decode()
-    async with app.lifespan():
-        assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", CALL, "x"] == 1
-    assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", CALL, "x"] == 0
+async def test_an_app_that_is_not_open_can_be_scraped_and_one_that_closed_is_down(x_app):
+    assert "shoal_batcher_up{" not in (await scrape(x_app)).body.decode()
+    async with x_app.lifespan():
+        assert samples_of((await scrape(x_app)).body.decode())["shoal_batcher_up", CALL, "x"] == 1
+    assert samples_of((await scrape(x_app)).body.decode())["shoal_batcher_up", CALL, "x"] == 0
 
 
-async def test_how_requests_ended_is_told_apart():
+async def test_how_requests_ended_is_told_apart(app):
     go = anyio.Event()
 
     async def held(items: list[int]) -> list[int]:
@@ -70,7 +70,6 @@ async def test_how_requests_ended_is_told_apart():
             raise ValueError
         return items
 
-    app = shoal.App()
     app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=2)(held)
     failing, leaving, late = (Call(app, "/x", item=item) for item in (0, 1, 2))
     async with app.lifespan(), calling(failing) as tasks:
@@ -98,20 +97,20 @@ async def test_how_requests_ended_is_told_apart():
         assert samples["shoal_request_seconds_count", *key] == count
 
 
-async def test_what_callers_send_makes_no_new_series(app):
-    async with app.lifespan():
-        await ask(app, "/x", 1)
-        await ask(app, "/nowhere", 1)
-        await ask(app, "/x", 1, method="PUT")
-        await ask(app, "/x", 1, headers=[("x-serve-call-method", "none")])
-        before = set(samples_of((await scrape(app)).body.decode()))
+async def test_what_callers_send_makes_no_new_series(x_app):
+    async with x_app.lifespan():
+        await ask(x_app, "/x", 1)
+        await ask(x_app, "/nowhere", 1)
+        await ask(x_app, "/x", 1, method="PUT")
+        await ask(x_app, "/x", 1, headers=[("x-serve-call-method", "none")])
+        before = set(samples_of((await scrape(x_app)).body.decode()))
         for number in range(50):
             name = f"n{number}"
-            await ask(app, f"/{name}", 1, method=name, headers=[("x-request-id", name)])
+            await ask(x_app, f"/{name}", 1, method=name, headers=[("x-request-id", name)])
             headers = [("x-request-id", name), ("x-serve-shard-key", name), (name, name)]
-            await ask(app, "/x", number, headers=headers)
-            await ask(app, "/x", number, headers=[*headers, ("x-serve-call-method", name)])
-        after = set(samples_of((await scrape(app)).body.decode()))
+            await ask(x_app, "/x", number, headers=headers)
+            await ask(x_app, "/x", number, headers=[*headers, ("x-serve-call-method", name)])
+        after = set(samples_of((await scrape(x_app)).body.decode()))
     # The first scrape was itself a request.
     assert {key[1:] for key in after - before} <= {
         (NO_ENDPOINT, "ok", "other"),
@@ -124,7 +123,7 @@ async def test_what_callers_send_makes_no_new_series(app):
     [{"num_replicas": 2}, {"autoscaling": {"min_replicas": 0, "downscale_delay_s": 80}}],
     ids=["another works", "scaled to 0"],
 )
-async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config):
+async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config, app):
     stage, is_back = Stage(), False
 
     async def start(_):
@@ -134,7 +133,6 @@ async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config)
     async def alive():
         return (await ask(app, "/-/healthz", method="GET")).status
 
-    app = shoal.App()
     app.backend("b", double, placement=stage, **config)
     app.route("e", backend="b", path="/e")
     async with app.lifespan():
@@ -151,9 +149,6 @@ async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config)
         assert await alive() == 200
 
 
-# The metrics of endpoints are there as long as the endpoints
-
-
 async def endpoints_in(app):
     text = (await ask(app, "/-/metrics", method="GET")).body.decode()
     series = r'^(shoal_\w+)_(?:count|total)\{.*endpoint="([^"]+)"'
@@ -161,9 +156,7 @@ async def endpoints_in(app):
 
 
 @pytest.mark.real_time
-async def test_what_was_counted_of_a_deleted_endpoint_is_forgotten():
-    app = shoal.App()
-
+async def test_what_was_counted_of_a_deleted_endpoint_is_forgotten(app):
     @app.post("/value")
     def value(item: int) -> int:
         return item
@@ -194,12 +187,11 @@ def ended(app, endpoint="x"):
     return {(o.protocol, o.outcome): o.times.total for o in times if o.endpoint == endpoint}
 
 
-async def test_a_stream_whose_client_leaves_halfway_was_left():
+async def test_a_stream_whose_client_leaves_halfway_was_left(app):
     async def endless(items: list[int]):
         yield items
         await anyio.sleep_forever()
 
-    app = shoal.App()
     app.endpoint("/x", name="x")(endless)
     call = Call(app, "/x", item=1)
     async with app.lifespan(), calling(call):
@@ -210,7 +202,7 @@ async def test_a_stream_whose_client_leaves_halfway_was_left():
         assert ended(app) == {("json", "left"): 1}
 
 
-async def test_a_call_by_a_handle_is_counted_apart():
+async def test_a_call_by_a_handle_is_counted_apart(app):
     async def picky(items: list[int]) -> list[int]:
         if 0 in items:
             raise ValueError
@@ -221,7 +213,6 @@ async def test_a_call_by_a_handle_is_counted_apart():
         for _ in range(2):
             yield items
 
-    app = shoal.App()
     app.endpoint("/x", name="x")(picky)
     app.endpoint("/steps", name="steps")(steps)
     async with app.lifespan():
@@ -249,7 +240,7 @@ async def test_a_call_by_a_handle_is_counted_apart():
         assert ended(app, "steps") == {("python", "ok"): 1, ("python", "left"): 1}
 
 
-async def test_a_replica_of_a_continuous_batch_runs_its_requests_and_none_while_idle():
+async def test_a_replica_of_a_continuous_batch_runs_its_requests_and_none_while_idle(app):
     go = anyio.Event()
 
     async def held(batch: shoal.OpenBatch[int, int]) -> None:
@@ -258,7 +249,6 @@ async def test_a_replica_of_a_continuous_batch_runs_its_requests_and_none_while_
             for request in batch.active:
                 request.finish(request.item)
 
-    app = shoal.App()
     app.endpoint("/x", name="x", fill="continuous", max_batch_size=4)(held)
     async with app.lifespan(), anyio.create_task_group() as tasks:
         for item in range(3):

@@ -31,6 +31,11 @@ def models():
     return app
 
 
+@pytest.fixture
+def outer():
+    return models()
+
+
 def in_fastapi(models):
     site = FastAPI(lifespan=models.lifespan)
 
@@ -90,9 +95,8 @@ def api(log, name="api"):
 
 
 @pytest.mark.parametrize("prefix", ["/api", "/"])
-async def test_fastapi_is_mounted_with_its_lifespan_and_state(prefix):
+async def test_fastapi_is_mounted_with_its_lifespan_and_state(prefix, outer):
     log = []
-    outer = models()
     outer.mount(prefix, api(log), lifespan=True)
     below = prefix.rstrip("/")
     async with outer.lifespan():
@@ -140,8 +144,7 @@ async def test_lifespans_start_as_they_were_mounted_and_end_in_reverse():
     assert answer.json()["mounts"] == order
 
 
-async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run():
-    outer = models()
+async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run(outer):
     async with outer.lifespan():
         with pytest.raises(RuntimeError, match=r"^/api: with a lifespan, mount before the app"):
             outer.mount("/api", api([]), lifespan=True)
@@ -165,7 +168,7 @@ async def test_it_can_call_endpoints_while_it_starts_and_ends():
     assert seen == [3, 7]
 
 
-async def test_one_that_does_not_start_fails_the_start():
+async def test_one_that_does_not_start_fails_the_start(outer):
     log = []
 
     @asynccontextmanager
@@ -173,7 +176,6 @@ async def test_one_that_does_not_start_fails_the_start():
         raise OSError("no database")
         yield
 
-    outer = models()
     outer.mount("/a/longer", api(log), lifespan=True)
     outer.mount("/b", FastAPI(lifespan=failing), lifespan=True)
     with pytest.raises(LifespanFailed, match="did not start: OSError: no database"):
@@ -182,20 +184,19 @@ async def test_one_that_does_not_start_fails_the_start():
     assert log == ["api opens", "api closes"]
 
 
-async def test_a_failure_at_its_end_is_logged(caplog):
+async def test_a_failure_at_its_end_is_logged(caplog, outer):
     @asynccontextmanager
     async def failing(_):
         yield
         raise OSError("the disk is full")
 
-    outer = models()
     outer.mount("/api", FastAPI(lifespan=failing), lifespan=True)
     async with outer.lifespan():
         pass
     assert "OSError: the disk is full" in caplog.text
 
 
-async def test_one_that_does_not_end_is_cancelled(caplog):
+async def test_one_that_does_not_end_is_cancelled(caplog, outer):
     ended = []
 
     @asynccontextmanager
@@ -206,7 +207,6 @@ async def test_one_that_does_not_end_is_cancelled(caplog):
         finally:
             ended.append(True)
 
-    outer = models()
     outer.mount("/api", FastAPI(lifespan=staying), lifespan=True)
     async with outer.lifespan():
         pass
@@ -214,20 +214,18 @@ async def test_one_that_does_not_end_is_cancelled(caplog):
     assert "did not shut down within 10.0 s" in caplog.text
 
 
-async def test_an_application_without_a_lifespan_may_be_mounted_so():
+async def test_an_application_without_a_lifespan_may_be_mounted_so(outer):
     async def plain(scope, receive, send):
         assert scope["type"] == "http"
         await PlainTextResponse("plain")(scope, receive, send)
 
-    outer = models()
     outer.mount("/plain", plain, lifespan=True)
     async with outer.lifespan():
         assert (await ask(outer, "/plain/x", method="GET")).body == b"plain"
 
 
-async def test_its_lifespan_is_not_run_unless_asked_for():
+async def test_its_lifespan_is_not_run_unless_asked_for(outer):
     log = []
-    outer = models()
     outer.mount("/api", api(log))
     async with outer.lifespan():
         assert log == []

@@ -89,9 +89,8 @@ async def test_items_are_checked_against_the_annotation_of_the_batch(fill):
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("fill", ["open", "continuous"])
-async def test_a_class_is_made_once_and_its_call_is_the_handler(fill):
+async def test_a_class_is_made_once_and_its_call_is_the_handler(fill, app):
     made = []
-    app = shoal.App()
 
     @app.endpoint("/it", name="it", fill=fill, streams=True)
     class Model:
@@ -113,14 +112,13 @@ async def test_a_class_is_made_once_and_its_call_is_the_handler(fill):
     assert len(made) == 1
 
 
-async def test_a_decorated_function_keeps_its_way_of_filling():
+async def test_a_decorated_function_keeps_its_way_of_filling(app):
     @shoal.batch(fill="continuous", streams=True)
     async def counts(batch: shoal.OpenBatch[int, int]) -> None:
         async for request in batch:
             await request.send(request.item)
             request.finish()
 
-    app = shoal.App()
     with pytest.raises(TypeError, match="decorated"):
         app.endpoint("/other", fill="open")(counts)
     app.endpoint("/it", name="it")(counts)
@@ -129,11 +127,10 @@ async def test_a_decorated_function_keeps_its_way_of_filling():
     assert answer.body == b"data: 7\n\n" + END
 
 
-def test_streams_are_for_batches_that_are_open():
+def test_streams_are_for_batches_that_are_open(app):
     async def handler(items: list[int]) -> list[int]:
         return items
 
-    app = shoal.App()
     with pytest.raises(TypeError, match="streams"):
         app.endpoint("/it", streams=True)(handler)
 

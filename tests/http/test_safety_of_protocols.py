@@ -94,6 +94,11 @@ def safe_app(**settings):
     return app
 
 
+@pytest.fixture
+def safe() -> Any:
+    return safe_app()
+
+
 def form(about: bytes, image: bytes = b"1") -> bytes:
     part = b'--b\r\nContent-Disposition: form-data; name="%b"%b\r\n%b\r\n%b\r\n'
     return b"".join(
@@ -260,14 +265,13 @@ METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", 
 
 
 @pytest.mark.one_loop
-async def test_only_named_methods_are_answered():
-    app = safe_app()
-    async with app.lifespan():
+async def test_only_named_methods_are_answered(safe):
+    async with safe.lifespan():
         for path, allowed in OF_PROTOCOLS.items():
             for method in METHODS:
                 body = b"{}" if method == "POST" else None
                 headers = [JSON] if body else []
-                answer = await ask(app, path, method=method, body=body, headers=headers)
+                answer = await ask(safe, path, method=method, body=body, headers=headers)
                 refused = answer.status in (404, 405)
                 assert refused == (method not in allowed), (path, method, answer)
                 if answer.status == 405:
@@ -281,29 +285,27 @@ MANAGEMENT = [
 ]
 
 
-async def test_nothing_of_a_protocol_changes_the_server():
+async def test_nothing_of_a_protocol_changes_the_server(safe):
     """Triton's and OpenAI's servers load models, map memory and keep files for their callers."""
-    app = safe_app()
-    async with app.lifespan():
+    async with safe.lifespan():
         for path in (*(f"/v2/{name}" for name in MANAGEMENT), "/v1/files", "/v1/models/a"):
             for method in ("POST", "PUT", "DELETE"):
-                answer = await ask(app, path, method=method, body=b"{}", headers=[JSON])
+                answer = await ask(safe, path, method=method, body=b"{}", headers=[JSON])
                 assert answer.status in (404, 405), path
                 assert "error" in answer.json()
 
 
 @pytest.mark.one_loop
-async def test_what_a_page_may_send_unasked_is_refused():
+async def test_what_a_page_may_send_unasked_is_refused(safe):
     """A page of another origin can send the types of forms, or none."""
-    app = safe_app()
-    async with app.lifespan():
+    async with safe.lifespan():
         for name, way in WAYS.items():
             for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
                 headers = [("content-type", kind)] if kind else [("origin", "http://evil.test")]
-                answer = await ask(app, way.path, body=way.body(b'"x"'), headers=headers)
+                answer = await ask(safe, way.path, body=way.body(b'"x"'), headers=headers)
                 assert answer.status == 415, (name, kind, answer.body)
                 check_error(way, answer)
-    assert app.seen.items == []
+    assert safe.seen.items == []
 
 
 def head(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
@@ -321,8 +323,7 @@ def head(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
         ("localhost", "http://localhost", b"200"),
     ],
 )
-async def test_other_hosts_and_origins_are_refused(host, origin, status):
-    app = safe_app()
+async def test_other_hosts_and_origins_are_refused(host, origin, status, safe):
     json, item = "Content-Type: application/json", b'"x"'
     of_page = [f"Origin: {origin}"] if origin else []
     asked = head("POST", "/any", f"Host: {host}", json, *of_page, body=item)
@@ -335,7 +336,7 @@ async def test_other_hosts_and_origins_are_refused(host, origin, status):
         (b"sec-websocket-version", b"13"),
         (b"sec-websocket-protocol", b"shoal.v1"),
     ]
-    async with live(app, allowed_hosts=[]) as server:
+    async with live(safe, allowed_hosts=[]) as server:
         answer = await server.talk(asked)
         assert answer.startswith(b"HTTP/1.1 " + status)
         assert b"access-control-" not in answer.lower()
@@ -369,13 +370,12 @@ def pickled_npy() -> bytes:
 
 
 @pytest.mark.one_loop
-async def test_pickles_are_not_read():
-    app = safe_app()
-    async with app.lifespan():
+async def test_pickles_are_not_read(safe):
+    async with safe.lifespan():
         npy = [("content-type", "application/x-npy")]
-        answer = await ask(app, "/array", body=pickled_npy(), headers=npy)
+        answer = await ask(safe, "/array", body=pickled_npy(), headers=npy)
         assert answer.status == 422
-        async with opened(app, "/array") as socket:
+        async with opened(safe, "/array") as socket:
             socket.say(b'{"id":1}\n' + pickled_npy())
             assert (await socket.read())["error"]["status"] == 422
         tensor = {"name": "items", "shape": [1], "datatype": "BYTES"}
@@ -385,11 +385,11 @@ async def test_pickles_are_not_read():
             {"inputs": [{**tensor, "parameters": {"binary_data_size": len(data)}}]}
         ).encode()
         length = ("inference-header-content-length", str(len(inputs)))
-        answer = await ask(app, "/v2/models/array/infer", body=inputs + data, headers=[length])
+        answer = await ask(safe, "/v2/models/array/infer", body=inputs + data, headers=[length])
         assert answer.status == 400
         packed = ormsgpack.packb(ormsgpack.Ext(1, pickle.dumps(Trap())))
         kind = ("content-type", "application/msgpack")
-        assert (await ask(app, "/any", body=packed, headers=[kind])).status == 400
+        assert (await ask(safe, "/any", body=packed, headers=[kind])).status == 400
 
 
 # Rules 6 and 9: names that callers choose are checked, echoed in no header, and no labels.
@@ -399,8 +399,7 @@ FORGED = "\r\nX-Forged: yes\r\n\r\n"
 
 @pytest.mark.real_time
 @pytest.mark.one_loop
-async def test_nothing_that_a_caller_names_becomes_a_header():
-    app = safe_app()
+async def test_nothing_that_a_caller_names_becomes_a_header(safe):
     quoted = "%0d%0aX-Forged:%20yes%0d%0a%0d%0a"
     forged = json.dumps(FORGED).encode()
     named = b'{"model":%b,"prompt":"a","input":"a","messages":[{"role":"user","content":"a"}]}'
@@ -431,7 +430,7 @@ async def test_nothing_that_a_caller_names_becomes_a_header():
             for odd in ("\t", "\x85", "é", "%0d%0a", "\\r\\n")
         ),
     ]
-    async with live(app) as server:
+    async with live(safe) as server:
         for one in sent:
             answer = await server.talk(one)
             top = answer.partition(b"\r\n\r\n")[0].lower()
@@ -441,9 +440,8 @@ async def test_nothing_that_a_caller_names_becomes_a_header():
 
 
 @pytest.mark.one_loop
-async def test_models_that_callers_name_are_no_labels():
-    app = safe_app()
-    async with app.lifespan():
+async def test_models_that_callers_name_are_no_labels(safe):
+    async with safe.lifespan():
         for number in range(50):
             name = f"made-up-{number}"
             for path, body in (
@@ -457,12 +455,12 @@ async def test_models_that_callers_name_are_no_labels():
                 (f"/v2/models/any/versions/{name}/infer", {"inputs": []}),
                 (f"/{name}", 1),
             ):
-                assert (await ask(app, path, body)).status == 404
-            await ask(app, "/any", 1, headers=[("x-serve-call-method", name), ("x-priority", "9")])
-            async with opened(app, "/any") as socket:
+                assert (await ask(safe, path, body)).status == 404
+            await ask(safe, "/any", 1, headers=[("x-serve-call-method", name), ("x-priority", "9")])
+            async with opened(safe, "/any") as socket:
                 socket.say(id=name, item=1)
                 assert await socket.read() == {"id": name, "result": 1}
-        metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
+        metrics = (await ask(safe, "/-/metrics", method="GET")).body.decode()
     assert 'endpoint="any"' in metrics
     assert "made-up" not in metrics
 
@@ -479,22 +477,21 @@ INVALID = {
 }
 
 
-async def test_a_bad_item_of_any_protocol_fails_alone():
-    app = safe_app()
-    app.seen.go = anyio.Event()
-    async with app.lifespan():
+async def test_a_bad_item_of_any_protocol_fails_alone(safe):
+    safe.seen.go = anyio.Event()
+    async with safe.lifespan():
         good = [
-            Call(app, way.path, body=way.body(b'"good"'), headers=way.headers)
+            Call(safe, way.path, body=way.body(b'"good"'), headers=way.headers)
             for name, way in WAYS.items()
             if name in TAKE_TEXT
         ]
         async with calling(*good):
             await anyio.sleep(1)
             for name, (text, status) in INVALID.items():
-                answer = await send(app, WAYS[name], text)
+                answer = await send(safe, WAYS[name], text)
                 assert answer.status == int(status), (name, answer.body)
                 assert b"good" not in answer.body
-            app.seen.go.set()
+            safe.seen.go.set()
             for call in good:
                 await call.until(lambda call: call.is_complete)
                 assert call.status == 200
@@ -505,17 +502,16 @@ async def test_a_bad_item_of_any_protocol_fails_alone():
 
 
 @pytest.mark.parametrize("name", TAKE_TEXT)
-async def test_overload_is_answered_at_once(name):
-    app = safe_app()
-    app.seen.go = anyio.Event()
+async def test_overload_is_answered_at_once(name, safe):
+    safe.seen.go = anyio.Event()
     way = WAYS[name]
-    async with app.lifespan():
+    async with safe.lifespan():
         # Two batches of four may be needed to fill what runs, and two requests wait.
-        held = [Call(app, way.path, body=way.body(b'"x"'), headers=way.headers) for _ in range(20)]
+        held = [Call(safe, way.path, body=way.body(b'"x"'), headers=way.headers) for _ in range(20)]
         async with calling(*held) as tasks:
             await anyio.sleep(0.1)
             began = anyio.current_time()
-            answer = await send(app, way, b'"x"')
+            answer = await send(safe, way, b'"x"')
             assert anyio.current_time() == began
             assert answer.status in (429, 503)
             assert int(answer.headers["retry-after"]) >= 1

@@ -6,13 +6,13 @@ import weakref
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from server_in_memory import asked, serving
 from starlette.responses import PlainTextResponse, Response
 
 import shoal
+from handlers import echo
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminMount, AppAdmin
 from shoal.testing import settle
@@ -31,58 +31,54 @@ def with_the_admin_api(app):
 
 
 @pytest.mark.parametrize("serve_it", [itself, with_the_admin_api, admin_of])
-async def test_many_calls_wait_in_one_batch(app, held, serve_it):
-    async with app.lifespan(), serving(serve_it(app)) as server:
+async def test_many_calls_wait_in_one_batch(held_app, held, serve_it):
+    async with held_app.lifespan(), serving(serve_it(held_app)) as server:
         clients = [server.connect() for _ in range(100)]
         for client in clients:
             client.ask("/held", 1)
         await settle()
         assert server.counts() == (100, 0)
         assert server.shared.running == 100
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [client.answers for client in clients] == [[(200, b"1")]] * 100
         assert server.counts() == (100, 100)
         assert sum(len(batch) for batch in held.batches) == 100
-        assert counted(app) == (100, 0)
-        assert await answers_counted(app) == {"ok": 100}
+        assert counted(held_app) == (100, 0)
+        assert await answers_counted(held_app) == {"ok": 100}
 
 
-async def test_the_next_request_of_a_connection_is_answered_after_the_first(app, held):
-    async with served(app) as server:
+async def test_the_next_request_of_a_connection_is_answered_after_the_first(held_app, held):
+    async with served(held_app) as server:
         client = server.connect()
         client.say(asked("/held", 1) + asked("/held", 2) + asked("/-/healthz"))
         await settle()
-        assert statistics(app).running == 1
-        held.go.set()
-        await settle()
+        assert statistics(held_app).running == 1
+        await held.let_go()
         assert [body for _, body in client.answers] == [b"1", b"2", b'{"status":"alive"}']
         assert server.counts() == (3, 3)
 
 
-async def test_an_application_that_two_servers_serve_answers_both(app, held):
-    async with served(app) as one, serving(app) as other:
+async def test_an_application_that_two_servers_serve_answers_both(held_app, held):
+    async with served(held_app) as one, serving(held_app) as other:
         clients = [one.connect(), other.connect()]
         for client in clients:
             client.ask("/held", 1)
         await settle()
         clients[0].leave()
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [client.statuses for client in clients] == [[], [200]]
         assert one.counts() == other.counts() == (1, 1)
 
 
-async def test_a_server_that_ends_leaves_the_calls_of_another(app, held):
-    async with served(app) as one:
-        async with serving(app) as other:
+async def test_a_server_that_ends_leaves_the_calls_of_another(held_app, held):
+    async with served(held_app) as one:
+        async with serving(held_app) as other:
             client, left = one.connect(), other.connect()
             for each in (client, left):
                 each.ask("/held", 1)
             await settle()
         assert left.releases == 1
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert client.statuses == [200]
     assert left.statuses == []
 
@@ -152,14 +148,9 @@ async def test_the_admin_api_wants_its_token_however_its_path_is_written(method)
     ],
     ids=["batched", "refused", "not found", "not allowed", "options", "cached"],
 )
-async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_flood, status):
-    app = shoal.App()
-
-    async def same(items: list[int]) -> list[int]:
-        return items
-
-    app.endpoint("/same", name="same")(same)
-    app.endpoint("/cached", name="cached", cache=shoal.Cache(max_size=9, ttl_s=60))(same)
+async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_flood, status, app):
+    app.endpoint("/same", name="same")(echo)
+    app.endpoint("/cached", name="cached", cache=shoal.Cache(max_size=9, ttl_s=60))(echo)
     async with served(app) as server:
         first, early, flood, late = (server.connect() for _ in range(4))
         first.ask("/cached", 1)
@@ -185,13 +176,9 @@ async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_
 # What is kept of calls that an App makes for the server itself: nothing
 
 
-# What is kept.
-
-
-async def test_a_backend_that_is_deleted_is_not_kept_by_its_last_call(held):
+async def test_a_backend_that_is_deleted_is_not_kept_by_its_last_call(held, app):
     held.go.set()
-    app = shoal.App()
-    app.endpoint("/model", name="model")(same)
+    app.endpoint("/model", name="model")(echo)
     app.backend("next", held)
     async with served(app) as server:
         client = await server.ask("/model", 1)
@@ -208,14 +195,12 @@ class Item:
     """An item, or a result, that a test can see being dropped."""
 
 
-async def test_neither_an_item_nor_a_result_is_kept_after_the_answer():
+async def test_neither_an_item_nor_a_result_is_kept_after_the_answer(app):
     kept = []
 
     def reference(value):
         kept.append(weakref.ref(value))
         return value
-
-    app = shoal.App()
 
     class Result(Item):
         def tolist(self):
@@ -251,24 +236,20 @@ async def response(items: list[int]) -> list[Response]:
     return [PlainTextResponse("text") for _ in items]
 
 
-async def same(items: list[int]) -> list[int]:
-    return items
-
-
 # The handler, the item, when the client leaves, and the status of the answer.
 FLOWS = {
-    "answer": (same, 1, None, 200),
+    "answer": (echo, 1, None, 200),
     "failure": (fail, 1, None, 500),
     "unwritable": (unwritable, 1, None, 500),
     "response": (response, 1, None, 200),
-    "no JSON": (same, ..., None, 400),
+    "no JSON": (echo, ..., None, 400),
     "late": (None, 1, None, 504),
     "left at once": (None, 1, 0, None),
     "left": (None, 1, 1, None),
-    "cached": (same, 1, None, 200),
+    "cached": (echo, 1, None, 200),
     "cached response": (response, 1, None, 200),
     "cached unwritable": (unwritable, 1, None, 500),
-    "shared": (same, 1, None, 200),
+    "shared": (echo, 1, None, 200),
     "shared failure": (fail, 1, None, 500),
     "shared left at once": (None, 1, 0, None),
     "shared left": (None, 1, 1, None),
@@ -278,12 +259,11 @@ OF_REQUESTS = {"Call", "EndpointCall", "Exchange", "HttpMetadata", "Request"}
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, monkeypatch):
+async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, monkeypatch, app):
     # pytest keeps the errors that are logged.
     for name in ("shoal.server", "shoal.http"):
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
     handler, item, leaves_after_s, status = FLOWS[flow]
-    app = shoal.App()
     sharing = SHARING.get(flow.partition(" ")[0], {})
     app.endpoint("/it", name="it", request_timeout_s=5, **sharing)(handler or held)
     async with served(app, keep_alive_timeout_s=600) as server:

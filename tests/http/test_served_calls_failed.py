@@ -3,14 +3,12 @@
 from typing import Annotated
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, kind_of, served, statistics
 from pydantic import BeforeValidator
 from server_in_memory import serving
 from starlette.responses import Response
 
-import shoal
 from base_exceptions import Panic, cancellation
 from shoal.core.histogram import outcome_of
 from shoal.testing import settle
@@ -19,8 +17,7 @@ BOUNDED = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_request
 
 
 @pytest.mark.parametrize("queued", [False, True])
-async def test_a_call_that_is_late_is_answered_with_504(held, queued):
-    app = shoal.App()
+async def test_a_call_that_is_late_is_answered_with_504(held, queued, app):
     limited = {"request_timeout_s": 5, "max_batch_size": 1, "max_concurrent_batches": 1}
     app.endpoint("/held", name="held", **limited)(held)
     app.endpoint("/other", name="other")(held)
@@ -37,37 +34,32 @@ async def test_a_call_that_is_late_is_answered_with_504(held, queued):
         (answer,) = client.answers
         assert (answer[0], kind_of(answer)) == (504, "deadline-exceeded")
         assert client.wire.is_open
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert server.counts() == (1 + queued,) * 2
         assert statistics(app).expired == 1 + queued
         assert counted(app) == (1 + queued, 1 + queued)
         assert await answers_counted(app) == {"timeout": 1 + queued}
 
 
-async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held):
-    app = shoal.App()
+async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held, app):
     app.endpoint("/held", name="held", **BOUNDED)(held)
     async with served(app) as server:
         clients = [await server.ask("/held", 1) for _ in range(4)]
         assert [client.statuses for client in clients] == [[], [], [503], [503]]
         assert [kind_of(client.answers[0]) for client in clients[2:]] == ["overloaded"] * 2
         assert server.counts() == (4, 2)
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert server.counts() == (4, 4)
         assert counted(app) == (4, 2)
         assert await answers_counted(app) == {"ok": 2, "unavailable": 2}
 
 
-async def test_a_call_that_makes_room_for_another_is_answered(held):
-    app = shoal.App()
+async def test_a_call_that_makes_room_for_another_is_answered(held, app):
     app.endpoint("/held", name="held", overload="shed_oldest", **BOUNDED)(held)
     async with served(app) as server:
         clients = [await server.ask("/held", 1) for _ in range(3)]
         assert [client.statuses for client in clients] == [[], [503], []]
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [client.statuses for client in clients] == [[200], [503], [200]]
 
 
@@ -101,9 +93,7 @@ class UnwritableResponse(Response):
     ("error", "status"),
     [(ValueError, 500), (Panic, 500), (KeyboardInterrupt, 503), (SystemExit, 503)],
 )
-async def test_a_handler_that_raises_fails_its_call(error, status):
-    app = shoal.App()
-
+async def test_a_handler_that_raises_fails_its_call(error, status, app):
     @app.endpoint("/fail", name="fail")
     async def fail(items: list[bool]) -> list[str]:
         if any(items):
@@ -115,9 +105,7 @@ async def test_a_handler_that_raises_fails_its_call(error, status):
 
 @pytest.mark.parametrize("error", [ValueError, Panic, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("result", [Unwritable, UnwritableResponse])
-async def test_whatever_a_result_raises_when_it_is_written_its_call_fails_alone(result, error):
-    app = shoal.App()
-
+async def test_whatever_a_result_raises_when_it_is_written_its_call_fails_alone(result, error, app):
     @app.endpoint("/fail", name="fail")
     async def fail(items: list[bool]) -> list[object]:
         return [result(error()) if item else "fine" for item in items]
@@ -129,9 +117,8 @@ OF_CHECKS = [RuntimeError, StopIteration, GeneratorExit, Panic, KeyboardInterrup
 
 
 @pytest.mark.parametrize("kind", [*OF_CHECKS, cancellation])
-async def test_whatever_the_check_of_an_item_raises_its_call_fails_alone(kind):
+async def test_whatever_the_check_of_an_item_raises_its_call_fails_alone(kind, app):
     error = await cancellation() if kind is cancellation else kind()
-    app = shoal.App()
 
     def check(item):
         if item:
@@ -154,18 +141,17 @@ async def test_whatever_the_check_of_an_item_raises_its_call_fails_alone(kind):
         assert await answers_counted(app, "fail") == {"ok": 2, "failed": 1}
 
 
-async def test_an_error_that_comes_too_late_for_another_answer_is_told_once(app, held, caplog):
+async def test_an_error_that_comes_too_late_for_another_answer_is_told_once(held_app, held, caplog):
     def broken(_data):
         raise RuntimeError("not this time")
 
-    async with served(app) as server:
+    async with served(held_app) as server:
         client, other = server.connect(), server.connect()
         for each in (client, other):
             each.ask("/held", 1)
         await settle()
         client.wire.send = broken
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert (client.statuses, other.statuses) == ([], [200])
         assert server.counts() == (2, 2)
     assert [record.name for record in caplog.records] == ["shoal.http", "shoal.server"]
@@ -185,8 +171,7 @@ async def fails_once(app, status):
         assert await answers_counted(app, "fail") == {"ok": 2, outcome_of(status): 1}
 
 
-async def test_a_call_that_waits_for_a_backend_is_told_that_its_endpoint_was_deleted(held):
-    app = shoal.App()
+async def test_a_call_that_waits_for_a_backend_is_told_that_its_endpoint_was_deleted(held, app):
     app.endpoint("/held", name="held")(held)
     async with served(app) as server:
         await app.controller.create_endpoint("later", backend=None, route="/later")
@@ -199,8 +184,7 @@ async def test_a_call_that_waits_for_a_backend_is_told_that_its_endpoint_was_del
 
 
 @pytest.mark.parametrize("force", [False, True])
-async def test_calls_of_a_backend_that_is_deleted_are_answered(held, force):
-    app = shoal.App()
+async def test_calls_of_a_backend_that_is_deleted_are_answered(held, force, app):
     app.endpoint("/held", name="held", max_batch_size=1, graceful_shutdown_timeout_s=5)(held)
     async with served(app) as server:
         clients = [await server.ask("/held", 1) for _ in range(2)]
@@ -212,15 +196,15 @@ async def test_calls_of_a_backend_that_is_deleted_are_answered(held, force):
         assert server.counts() == (2, 2)
 
 
-async def test_calls_of_an_application_that_closes_are_answered(app, held):
+async def test_calls_of_an_application_that_closes_are_answered(held_app, held):
     is_open, close = anyio.Event(), anyio.Event()
 
     async def run():
-        async with app.lifespan():
+        async with held_app.lifespan():
             is_open.set()
             await close.wait()
 
-    async with anyio.create_task_group() as tasks, serving(app) as server:
+    async with anyio.create_task_group() as tasks, serving(held_app) as server:
         tasks.start_soon(run)
         await is_open.wait()
         client, late = server.connect(), server.connect()
@@ -229,8 +213,7 @@ async def test_calls_of_an_application_that_closes_are_answered(app, held):
         close.set()
         await settle()
         assert client.statuses == []
-        held.go.set()
-        await settle()
+        await held.let_go()
         late.ask("/held", 2)
         await settle()
         assert (client.statuses, late.statuses) == ([200], [503])

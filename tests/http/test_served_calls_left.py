@@ -4,7 +4,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
-import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, served, statistics
 from live_server import live, until_quiet
@@ -18,8 +17,6 @@ from shoal.server.server import serve
 from shoal.testing import settle
 from time_limits import HANG_S
 
-# Clients that leave.
-
 
 async def settled(server, client, *, answers=0):
     """After the client has left: its call has ended, and its place is free."""
@@ -29,25 +26,24 @@ async def settled(server, client, *, answers=0):
     assert len(client.answers) == answers
 
 
-async def test_a_client_that_leaves_before_its_call_begins_frees_its_place(app, held, caplog):
-    async with served(app) as server:
+async def test_a_client_that_leaves_before_its_call_begins_frees_its_place(held_app, held, caplog):
+    async with served(held_app) as server:
         client, other = server.connect(), server.connect()
         client.ask("/held", 1)
         client.leave()
         await settled(server, client)
-        assert counted(app) == (0, 0)
-        assert statistics(app).queued == statistics(app).running == 0
+        assert counted(held_app) == (0, 0)
+        assert statistics(held_app).queued == statistics(held_app).running == 0
         held.go.set()
         other.ask("/held", 2)
         await settle()
         assert other.statuses == [200]
-        assert await answers_counted(app) == {"ok": 1}
+        assert await answers_counted(held_app) == {"ok": 1}
     assert held.batches == [[2]]
     assert caplog.records == []
 
 
-async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(held):
-    app = shoal.App()
+async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(held, app):
     app.endpoint("/held", name="held", max_batch_size=1, max_concurrent_batches=1)(held)
     async with served(app) as server:
         first, client, last = (server.connect() for _ in range(3))
@@ -59,8 +55,7 @@ async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(hel
         await settle()
         assert client.releases == 1
         assert server.shared.running == 2
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert [each.statuses for each in (first, client, last)] == [[200], [], [200]]
         assert counted(app) == (3, 0)
         assert statistics(app).cancelled == 1
@@ -98,12 +93,11 @@ async def test_a_client_that_leaves_while_its_call_runs_cancels_it(path, item):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_client_that_leaves_once_its_call_has_ended_frees_its_place(fails, caplog):
+async def test_a_client_that_leaves_once_its_call_has_ended_frees_its_place(fails, caplog, app):
     class LeaveAtTheEnd(shoal.statistics.BatchObserver):
         def batch_ended(self, record, requests):
             client.leave()
 
-    app = shoal.App()
     app.observers.add(LeaveAtTheEnd())
 
     @app.endpoint("/left", name="left", max_batch_size=1)
@@ -122,9 +116,9 @@ async def test_a_client_that_leaves_once_its_call_has_ended_frees_its_place(fail
     assert [record.name for record in caplog.records] == ["shoal.batches"] * fails
 
 
-async def test_a_client_that_leaves_while_its_answer_is_on_its_way_frees_its_place(app, held):
+async def test_a_client_that_leaves_while_its_answer_is_on_its_way_frees_its_place(held_app, held):
     held.go.set()
-    async with served(app) as server:
+    async with served(held_app) as server:
         client = server.connect()
         client.wire.takes = False
         client.ask("/held", 1)
@@ -133,13 +127,13 @@ async def test_a_client_that_leaves_while_its_answer_is_on_its_way_frees_its_pla
         assert client.releases == 0
         client.leave()
         await settled(server, client)
-        assert statistics(app).finished == 1
-        assert await answers_counted(app) == {"ok": 1}
+        assert statistics(held_app).finished == 1
+        assert await answers_counted(held_app) == {"ok": 1}
 
 
-async def test_a_client_that_reads_late_gets_its_answer_and_the_next(app, held):
+async def test_a_client_that_reads_late_gets_its_answer_and_the_next(held_app, held):
     held.go.set()
-    async with served(app) as server:
+    async with served(held_app) as server:
         client = server.connect()
         client.wire.takes = False
         client.say(asked("/held", 1) + asked("/held", 2))
@@ -150,9 +144,8 @@ async def test_a_client_that_reads_late_gets_its_answer_and_the_next(app, held):
         assert client.answers == [(200, b"1"), (200, b"2")]
 
 
-async def test_a_client_that_leaves_while_its_background_task_runs_frees_its_place_after_it():
+async def test_a_client_that_leaves_while_its_background_task_runs_frees_its_place_after_it(app):
     go = anyio.Event()
-    app = shoal.App()
 
     @app.endpoint("/later", name="later", max_batch_size=1)
     async def later(items: list[int]) -> list[Response]:
@@ -173,8 +166,7 @@ async def test_a_client_that_leaves_while_its_background_task_runs_frees_its_pla
         await settled(server, client, answers=1)
 
 
-async def test_a_client_that_leaves_while_its_call_waits_for_a_backend_frees_its_place(held):
-    app = shoal.App()
+async def test_a_client_that_leaves_while_its_call_waits_for_a_backend_frees_its_place(held, app):
     app.endpoint("/held", name="held")(held)
     async with served(app) as server:
         await app.controller.create_endpoint("later", backend=None, route="/later")
@@ -184,8 +176,8 @@ async def test_a_client_that_leaves_while_its_call_waits_for_a_backend_frees_its
         await settled(server, client)
 
 
-async def test_a_client_that_leaves_before_its_body_has_come_frees_its_place(app):
-    async with served(app) as server:
+async def test_a_client_that_leaves_before_its_body_has_come_frees_its_place(held_app):
+    async with served(held_app) as server:
         client = server.connect()
         client.say(asked("/held", 1)[:-1])
         await settle()
@@ -193,8 +185,8 @@ async def test_a_client_that_leaves_before_its_body_has_come_frees_its_place(app
         await settled(server, client)
 
 
-async def test_clients_that_all_leave_leave_nothing_behind(app, held):
-    async with served(app) as server:
+async def test_clients_that_all_leave_leave_nothing_behind(held_app, held):
+    async with served(held_app) as server:
         clients = [server.connect() for _ in range(50)]
         for number, client in enumerate(clients):
             client.ask("/held", number)
@@ -211,24 +203,23 @@ async def test_clients_that_all_leave_leave_nothing_behind(app, held):
         assert [client.releases for client in clients] == [1] * 50
         begun, ended = server.counts()
         assert begun == ended
-        assert statistics(app).queued == statistics(app).running == 0
+        assert statistics(held_app).queued == statistics(held_app).running == 0
 
 
-async def test_a_call_is_answered_during_the_drain(app, held):
-    async with served(app) as server:
+async def test_a_call_is_answered_during_the_drain(held_app, held):
+    async with served(held_app) as server:
         client = await server.ask("/held", 1)
         server.shared.drain()
         assert server.shared.running == 1
-        held.go.set()
-        await settle()
+        await held.let_go()
         assert client.statuses == [200]
         assert b"connection: close" in client.wire.sent
         assert client.releases == 1
 
 
 @pytest.mark.parametrize("steps", range(8))
-async def test_a_call_that_is_cut_off_as_it_ends_is_answered_once(app, held, steps):
-    async with served(app) as server:
+async def test_a_call_that_is_cut_off_as_it_ends_is_answered_once(held_app, held, steps):
+    async with served(held_app) as server:
         client = await server.ask("/held", 1)
         held.go.set()
         for _ in range(steps):
@@ -239,8 +230,8 @@ async def test_a_call_that_is_cut_off_as_it_ends_is_answered_once(app, held, ste
         assert server.counts() == (1, 1)
 
 
-async def test_a_connection_that_is_aborted_ends_its_call(app, held):
-    async with served(app) as server:
+async def test_a_connection_that_is_aborted_ends_its_call(held_app, held):
+    async with served(held_app) as server:
         client = await server.ask("/held", 1)
         server.abort()
         await settled(server, client)
@@ -267,8 +258,7 @@ async def test_a_server_that_is_cancelled_cancels_its_calls_and_no_others(held, 
             assert held.cancelled == (not is_queued)
             if not is_queued:
                 client.ask("/held", 1)
-            held.go.set()
-            await settle()
+            await held.let_go()
             assert client.statuses == [200]
     assert caplog.records == []
 
@@ -291,9 +281,9 @@ async def connected(app, tasks):
 
 
 @pytest.mark.real_time
-async def test_clients_that_ask_and_leave_at_once_do_not_use_up_the_places(app, held):
+async def test_clients_that_ask_and_leave_at_once_do_not_use_up_the_places(held_app, held):
     held.go.set()
-    async with live(app, max_connections=2) as server:
+    async with live(held_app, max_connections=2) as server:
         for _ in range(5):
             server.connect_now(asked("/held", 1)).close()
         answer = await server.talk(asked("/held", 7, headers=["Connection: close"]))

@@ -8,15 +8,13 @@ import pytest
 from held_app import counted, served
 from sharing_app import CACHE, Slow, asked_together
 
-import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import ask
 
 
-async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind():
+async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind(app):
     asked = itertools.count(1)
     items: list[int] = []
-    app = shoal.App()
 
     def every_second(_item: int) -> object:
         nth = next(asked)
@@ -37,9 +35,7 @@ async def test_a_cached_result_is_answered_though_the_key_function_changes_its_m
     assert len(items) == 3
 
 
-async def test_a_cached_result_that_can_not_be_written_fails_once_and_its_client_may_leave():
-    app = shoal.App()
-
+async def test_a_cached_result_that_can_not_be_written_fails_once_and_its_client_may_leave(app):
     @app.endpoint("/fail", name="fail", cache=CACHE)
     async def fail(items: list[int]) -> list[object]:
         return [object() for _ in items]
@@ -99,25 +95,24 @@ async def test_a_client_may_want_a_result_of_its_own(path, directive):
     assert len(slow.items) == 3
 
 
-async def test_a_client_of_openai_may_want_a_result_of_its_own():
+async def test_a_client_of_openai_may_want_a_result_of_its_own(openai):
     seen: list[str] = []
-    app = shoal.App(protocols=["openai"])
 
-    @app.endpoint("/upper", name="upper", cache=CACHE)
+    @openai.endpoint("/upper", name="upper", cache=CACHE)
     async def upper(prompts: list[str]) -> list[str]:
         seen.extend(prompts)
         return [prompt.upper() for prompt in prompts]
 
-    @app.endpoint("/words", name="words", cache=CACHE)
+    @openai.endpoint("/words", name="words", cache=CACHE)
     async def words(prompts: list[str]) -> Any:
         seen.extend(prompts)
         yield [prompt + " " for prompt in prompts]
 
-    async with app.lifespan():
+    async with openai.lifespan():
         for model in ("upper", "words"):
             asked = {"model": model, "prompt": "a", "stream": model == "words"}
             for headers in ({}, {}, NO_STORE, {}):
-                answer = await ask(app, "/v1/completions", asked, headers=headers.items())
+                answer = await ask(openai, "/v1/completions", asked, headers=headers.items())
                 assert answer.status == 200
     assert seen == ["a"] * 4
 

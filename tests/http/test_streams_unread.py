@@ -3,20 +3,18 @@
 import anyio
 import pytest
 
-import shoal
 from shoal.serving.shadow import PrimaryAnswer
 from shoal.testing.asgi import ask
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-async def test_head_of_a_stream_runs_no_handler_and_has_the_headers_of_get(accept):
+async def test_head_of_a_stream_runs_no_handler_and_has_the_headers_of_get(accept, app):
     ran = []
 
     async def steps(items: list[int]):
         ran.append(items)
         yield items
 
-    app = shoal.App()
     app.endpoint("/m", name="m", methods=["GET", "POST"])(steps)
     headers = [("accept", accept)]
     async with app.lifespan():
@@ -27,14 +25,13 @@ async def test_head_of_a_stream_runs_no_handler_and_has_the_headers_of_get(accep
     assert head.headers == whole.headers
 
 
-async def test_a_copy_of_a_stream_waits_for_no_answer(monkeypatch):
+async def test_a_copy_of_a_stream_waits_for_no_answer(monkeypatch, app):
     made, init = [], PrimaryAnswer.__init__
     monkeypatch.setattr(PrimaryAnswer, "__init__", lambda one: made.append(one) or init(one))
 
     async def steps(items: list[int]):
         yield items
 
-    app = shoal.App()
     app.backend("one", steps)
     app.backend("two", steps)
     app.route("m", backend="one", path="/m")

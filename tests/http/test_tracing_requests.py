@@ -14,7 +14,6 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from websockets.sync.client import connect
 
-import shoal
 from observe.spans import Spans, events, ids, linked, new_spans, traced_app  # noqa: F401
 from shoal.http_client import HttpClient
 from shoal.observe import instrument
@@ -243,9 +242,8 @@ async def test_an_unsampled_request_makes_no_spans(way):
 
 
 @pytest.mark.real_time
-async def test_what_a_handler_calls_by_http_is_in_its_trace(spans):
+async def test_what_a_handler_calls_by_http_is_in_its_trace(spans, app):
     inner = traced_app(spans)
-    app = shoal.App()
 
     async with live(inner) as inner_server:
 

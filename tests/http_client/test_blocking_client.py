@@ -8,8 +8,6 @@ import threading
 from contextlib import suppress
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 import pytest
 from servers import served
 from simple_app import Held, Steps, app_with, three

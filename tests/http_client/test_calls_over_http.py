@@ -7,7 +7,6 @@ import itertools
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 import httpx
 import numpy as np
 import pydantic

@@ -141,12 +141,11 @@ async def test_no_try_follows_a_wait_that_is_too_long_or_the_last_attempt(asked,
 
 async def test_a_try_that_would_come_too_late_is_not_waited_for():
     server = Server(refusal(retry_after="10"))
-    began = anyio.current_time()
     with pytest.raises(errors.Overloaded):
         await call(server, timeout_s=10)
     with anyio.fail_after(10), pytest.raises(errors.Overloaded):
         await call(server)
-    assert anyio.current_time() == began
+    assert anyio.current_time() == 0
 
 
 async def test_each_try_names_the_time_that_is_left():
@@ -158,19 +157,17 @@ async def test_each_try_names_the_time_that_is_left():
 
 async def test_the_time_of_all_tries_is_limited():
     server = Server(refusal(), None)
-    began = anyio.current_time()
     with pytest.raises(errors.DeadlineExceeded, match="did not answer the call in time"):
         await call(server, timeout_s=5)
-    assert anyio.current_time() - began == pytest.approx(5)
+    assert anyio.current_time() == pytest.approx(5)
     assert len(server.times) == 2
 
 
 async def test_the_client_has_a_limit_of_its_own_unless_it_is_told_otherwise():
     async with client_of(Server(None)) as client:
-        began = anyio.current_time()
         with pytest.raises(errors.DeadlineExceeded):
             await client.call("/x", 1)
-        assert anyio.current_time() - began == pytest.approx(60)
+        assert anyio.current_time() == pytest.approx(60)
     server = Server(DONE)
     async with client_of(server, timeout_s=None) as client:
         await client.call("/x", 1)

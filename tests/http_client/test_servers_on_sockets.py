@@ -6,7 +6,6 @@ import struct
 from contextlib import AsyncExitStack
 
 import anyio
-import anyio.to_thread
 import httpx
 import pytest
 from servers import HANG_S, raw_server, served

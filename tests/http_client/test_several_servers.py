@@ -67,6 +67,11 @@ class Fleet:
         return HttpClient(urls, client=client, **options)
 
 
+@pytest.fixture
+def fleet():
+    return Fleet()
+
+
 async def fails_first_at(fleet, client, host):
     """Makes calls until one was tried at this server first; returns its outcome."""
     for _ in URLS:
@@ -80,8 +85,7 @@ async def fails_first_at(fleet, client, host):
     raise AssertionError(fleet.hosts)
 
 
-async def test_idle_servers_take_turns():
-    fleet = Fleet()
+async def test_idle_servers_take_turns(fleet):
     async with fleet.client() as client:
         for _ in range(12):
             assert await client.call("/x", 1) == "done"
@@ -89,16 +93,14 @@ async def test_idle_servers_take_turns():
     assert fleet.hosts[:3] == fleet.hosts[3:6]
 
 
-async def test_clients_do_not_all_begin_with_the_same_server():
-    fleet = Fleet()
+async def test_clients_do_not_all_begin_with_the_same_server(fleet):
     for _ in range(60):
         async with fleet.client() as client:
             await client.call("/x", 1)
     assert set(fleet.hosts) == {"a", "b", "c"}
 
 
-async def test_a_url_that_is_given_twice_is_one_server():
-    fleet = Fleet()
+async def test_a_url_that_is_given_twice_is_one_server(fleet):
     async with fleet.client(["http://a", "http://b", "http://a"]) as client:
         for _ in range(6):
             await client.call("/x", 1)
@@ -433,26 +435,23 @@ async def call_several(client, times):
 @pytest.mark.parametrize(
     "name", ["dns:http://models:8000", ["dns:http://models:8000"], ("dns:http://models:8000",)]
 )
-async def test_each_address_of_a_name_is_a_server(monkeypatch, name):
+async def test_each_address_of_a_name_is_a_server(monkeypatch, name, fleet):
     Resolver(monkeypatch, "10.0.0.1", "10.0.0.2", "fd00::1")
-    fleet = Fleet()
     async with fleet.client(name) as client:
         await call_several(client, 9)
     assert collections.Counter(fleet.hosts) == {"10.0.0.1": 3, "10.0.0.2": 3, "fd00::1": 3}
     assert set(fleet.names) == {"models:8000"}
 
 
-async def test_names_and_urls_may_be_mixed(monkeypatch):
+async def test_names_and_urls_may_be_mixed(monkeypatch, fleet):
     Resolver(monkeypatch, "10.0.0.1", "10.0.0.2")
-    fleet = Fleet()
     async with fleet.client(["http://a", "dns:http://models"]) as client:
         await call_several(client, 9)
     assert collections.Counter(fleet.hosts) == {"10.0.0.1": 3, "10.0.0.2": 3, "a": 3}
 
 
-async def test_a_name_is_looked_up_again_after_5_s(monkeypatch):
+async def test_a_name_is_looked_up_again_after_5_s(monkeypatch, fleet):
     resolver = Resolver(monkeypatch, "10.0.0.1", "10.0.0.2")
-    fleet = Fleet()
     async with fleet.client("dns:http://models") as client:
         await call_several(client, 9)
         resolver.found = ("10.0.0.2", "10.0.0.3")
@@ -467,14 +466,13 @@ async def test_a_name_is_looked_up_again_after_5_s(monkeypatch):
     assert len(resolver.times) == 2
 
 
-async def test_a_name_whose_lookup_hangs_holds_up_no_other(monkeypatch):
+async def test_a_name_whose_lookup_hangs_holds_up_no_other(monkeypatch, fleet):
     async def look_up(host, port, *, type, flags):  # noqa: A002 (as of the system)
         if host == "stuck":
             await anyio.sleep_forever()
         return [(0, type, 6, "", ("10.0.0.1", port))]
 
     monkeypatch.setattr(anyio, "getaddrinfo", look_up)
-    fleet = Fleet()
     async with fleet.client(["http://a", "dns:http://stuck", "dns:http://models"]) as client:
         await call_several(client, 4)
     assert set(fleet.hosts) == {"a", "10.0.0.1"}
@@ -491,9 +489,8 @@ async def test_calls_at_the_same_time_look_a_name_up_once(monkeypatch):
     assert len(resolver.times) == 2
 
 
-async def test_a_call_that_reaches_no_server_looks_the_name_up_again(monkeypatch):
+async def test_a_call_that_reaches_no_server_looks_the_name_up_again(monkeypatch, fleet):
     resolver = Resolver(monkeypatch, "10.0.0.1")
-    fleet = Fleet()
     async with fleet.client("dns:http://models") as client:
         await client.call("/x", 1)
         await anyio.sleep(1.1)
@@ -513,9 +510,8 @@ async def test_a_call_that_reaches_no_server_looks_the_name_up_again(monkeypatch
 @pytest.mark.parametrize(
     "fails", [socket.gaierror("Name or service not known"), UnicodeError("label"), HANGS, ()]
 )
-async def test_addresses_stay_while_a_name_is_not_found(monkeypatch, fails):
+async def test_addresses_stay_while_a_name_is_not_found(monkeypatch, fails, fleet):
     resolver = Resolver(monkeypatch, "10.0.0.1", "10.0.0.2")
-    fleet = Fleet()
     async with fleet.client("dns:http://models") as client:
         await call_several(client, 2)
         resolver.found = fails

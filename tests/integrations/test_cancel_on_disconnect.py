@@ -274,10 +274,9 @@ async def test_a_client_that_left_at_once_is_noticed_after_50_ms():
     call = Call(app, "/", item=1)
     call.leave()
     async with lifespan(), calling(call):
-        began_at = anyio.current_time()
         batch = await handler.next_batch()
         await call.returned.wait()
-        assert anyio.current_time() - began_at <= 0.05
+        assert anyio.current_time() <= 0.05
         await settle()
         assert batch.cancelled
 

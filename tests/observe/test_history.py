@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 import shoal
+from handlers import echo
 from shoal.observe.failures import MOST_KEPT, FailureLog
 from shoal.observe.history import MOST_PLACES, MOST_ROWS, BatchHistory
 from shoal.testing import settle
@@ -18,10 +19,7 @@ def history() -> BatchHistory:
 
 
 async def test_rows_are_numbered_through_and_bounded(history):
-    async def quick(items: list[int]) -> list[int]:
-        return items
-
-    batchers = [shoal.Batcher(quick, max_batch_size=1, name=name) for name in ("one", "two")]
+    batchers = [shoal.Batcher(echo, max_batch_size=1, name=name) for name in ("one", "two")]
     for batcher in batchers:
         batcher.observers.add(history)
     async with batchers[0] as one, batchers[1] as two:

@@ -105,8 +105,7 @@ async def test_one_that_is_killed_is_a_death_and_its_replacement_a_start_and_a_r
         await settle()
         before = await scraped(app)
         stage.start = taking(40)
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         meanwhile = await scraped(app)
         await anyio.sleep(40)
         after = await scraped(app)
@@ -149,8 +148,7 @@ async def test_those_that_can_not_be_started_are_failures_and_no_deaths():
     stage = Stage()
     async with up(stage=stage) as (app, _):
         stage.start = failing()
-        stage.replicas[0].die()
-        await anyio.sleep(100)
+        await stage.lose(wait_s=100)
         failed = len(stage.replicas) - 2  # the last one waits for its turn
         meanwhile = await scraped(app)
         stage.start = in_turn
@@ -175,8 +173,7 @@ async def test_one_that_an_operator_replaces_is_a_start_and_neither_death_nor_re
         tasks.start_soon(client.restart_backend, "b")
         await settle()
         draining = await scraped(app)
-        held.gate.set()
-        await settle()
+        await held.release()
         stopping = await scraped(app)
         stage.stop_gate.set()
         await settle()
@@ -217,8 +214,7 @@ async def test_memory_is_that_of_each_replica_that_tells_it():
         await settle()
         stage.replicas[0].memory, stage.replicas[2].memory = 3_000_000_000, 4_000_000
         before = await scraped(app)
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         stage.replicas[3].memory = 5_000_000
         replaced = await scraped(app)
         await client.delete_endpoint("e")

@@ -7,13 +7,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from handlers import echo
 from observe import traced_code
 from observe.spans import Spans, ids
 from replicas.remote_servers import TOKEN, listening
 from shoal.observe import instrument
 from shoal.observe.collector import ShoalCollector
 from shoal.serving.controller.controller import Controller
-from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
@@ -66,16 +67,6 @@ def figures(controller):
         for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
     }
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
-
-
-async def until(condition):
-    with anyio.fail_after(HANG_S):
-        while not condition():  # noqa: ASYNC110 - it is in another connection
-            await anyio.sleep(0.005)
 
 
 def is_settled(status):

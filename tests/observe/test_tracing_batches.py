@@ -10,13 +10,10 @@ from opentelemetry.trace import StatusCode
 from starlette.exceptions import HTTPException
 
 import shoal
+from handlers import echo
 from observe.spans import Spans, events, ids, linked, new_spans  # noqa: F401
 from shoal.observe import instrument
 from shoal.testing import settle
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 def traced(spans, handler, **options):
@@ -106,8 +103,7 @@ async def test_a_failure_is_noted_by_its_class_and_not_its_text(spans):
             raise anyio.BusyResourceError("secret")
         return [ValueError("secret") for _ in items]
 
-    batcher = traced(spans, fail)
-    async with batcher as call:
+    async with traced(spans, fail) as call:
         with pytest.raises(ValueError, match="secret"):
             await call(1)
         with pytest.raises(anyio.BusyResourceError):
@@ -163,8 +159,7 @@ async def test_what_is_not_sampled_makes_no_spans_and_nor_does_what_it_calls():
         assert not int(batch.trace["traceparent"][-2:], 16) & 1
         return items
 
-    batcher = traced(spans, watch)
-    async with batcher as call:
+    async with traced(spans, watch) as call:
         await call(1)
         with spans.tracer.start_as_current_span("caller"):
             await call(2)
@@ -320,8 +315,7 @@ async def test_a_declined_request_is_no_error_of_its_span_or_its_batch(spans, ra
             raise HTTPException(404)
         return [HTTPException(404 if item else 503) for item in items]
 
-    batcher = traced(spans, refuse, max_batch_size=1)
-    async with batcher as call:
+    async with traced(spans, refuse, max_batch_size=1) as call:
         with pytest.raises(HTTPException):
             await call(1)
     request, batch = spans.one("refuse"), spans.ending("batch")[0]
@@ -339,8 +333,7 @@ async def test_a_request_that_goes_back_into_the_queue_has_a_span_of_each_batch(
             raise error
         return items
 
-    batcher = traced(spans, refuse_once)
-    async with batcher as call:
+    async with traced(spans, refuse_once) as call:
         await call(1)
     outcomes = [one.attributes["shoal.request.outcome"] for one in spans.named("refuse_once")]
     assert outcomes == ["retried", "finished"]

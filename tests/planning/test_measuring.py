@@ -144,8 +144,6 @@ def test_a_batcher_that_is_opened_is_closed_again():
     assert run_virtually(main) is False
 
 
-# What is made of the measurements
-
 RUNS = MeasuredRunTimes({1: [1.0, 1.0, 1.0, 1.0, 4.0], 4: [2.5] * 5, 8: [4.0] * 5}, 0.5, 0.4375)
 
 

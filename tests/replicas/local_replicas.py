@@ -1,7 +1,5 @@
 """Replicas in this process, and what tests of them do."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import anyio

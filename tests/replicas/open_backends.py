@@ -1,7 +1,5 @@
 """Code for open batches that tests of replicas run; it is imported in workers and in actors."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
@@ -9,7 +7,6 @@ import time
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import sniffio
 import trio
 

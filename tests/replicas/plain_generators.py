@@ -1,7 +1,5 @@
 """Plain generators as the code of local replicas, whose steps tests let through one by one."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import asynccontextmanager

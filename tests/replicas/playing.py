@@ -1,9 +1,8 @@
 """Plays replicas in processes."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -11,12 +10,8 @@ from shoal.batching.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.process.replica import ProcessReplica
+from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from shoal.testing.replicas.code import Folder
 
 MODULE = "replicas.process_backends"
 

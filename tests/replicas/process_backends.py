@@ -4,24 +4,19 @@ Hundreds of workers are started, so what takes long to import, and few need, is 
 methods that need it.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from shoal.batching.current import current_batch
 from shoal.replicas.code.endpoint_call import CallOut, parent_channel
 from shoal.testing.replicas.code import Folder
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 MISSING = object()
 

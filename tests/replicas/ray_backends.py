@@ -3,24 +3,19 @@
 Ray's processes import this module: the tests give them the path to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 import shoal
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.testing.replicas.code import Folder
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 
 class ByKeyword(Exception):

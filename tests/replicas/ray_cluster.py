@@ -1,19 +1,15 @@
 """A Ray cluster of several nodes, all of them on this machine, for tests."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import warnings
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
 
 NODE = {"object_store_memory": 80 * 2**20}
 # A killed node refuses at once; one that is only slow is given time.

@@ -1,7 +1,5 @@
 """Code that notes which requests it began and finished, on which node."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

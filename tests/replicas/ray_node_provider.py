@@ -3,8 +3,6 @@
 Only the autoscaler's process imports this.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ray._private.node

@@ -1,14 +1,12 @@
 """Code that runs in several of Ray's actors."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import Any
 
 import anyio.to_thread
 
-import shoal  # noqa: TC001 - annotations are looked at
+import shoal
 
 
 class Shard:

@@ -1,28 +1,23 @@
 """Model servers in the test's own process, for remote replicas."""
 
-from __future__ import annotations
-
 import socket
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from anyio.abc import TaskStatus
 
 from shoal.failures.exceptions import ungrouped
+from shoal.replicas.code.instance import Description
+from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.remote.replica import RemoteReplica
 from shoal.server.listeners import BoundSocket
 from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server.listener import ModelServerListener
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from pathlib import Path
-
-    from anyio.abc import TaskStatus
-
-    from shoal.replicas.code.instance import Description
-    from shoal.replicas.contract import Blueprint, Replica
 
 TOKEN = "a token of thirty-two characters, or a few more".replace(" ", "-")
 

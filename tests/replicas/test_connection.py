@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Generator
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from replicas.playing import made, playing

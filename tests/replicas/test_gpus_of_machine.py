@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from replicas.fake_nvml import FakeNvml, NVMLError, installed

@@ -5,9 +5,9 @@ import struct
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import pytest
 
+from handlers import double
 from replicas.remote_servers import listening
 from replicas.test_remote_handshake import closed, failure_of, lying
 from shoal.core.addresses import model_server_address
@@ -28,10 +28,6 @@ from time_limits import HANG_S
 pytestmark = pytest.mark.real_time
 
 HEADER = struct.Struct("<BB?xIQQ")
-
-
-async def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 def calls(*items):

@@ -5,8 +5,6 @@ import threading
 import weakref
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 import pytest
 
 import shoal

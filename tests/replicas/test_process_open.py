@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Caller, line_up, outcome
+from batching.scenes import Caller, line_up, outcome, read
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.playing import gone, made, noted, playing
 from replicas.process_backends import Block, Unreadable, Unsendable
@@ -84,17 +84,6 @@ async def calling(
     with anyio.fail_after(HANG_S):
         async with batcher as call:
             yield call, batcher
-
-
-async def read(stream: Any, into: list[Any]) -> list[Any]:
-    """Reads a stream; its error comes last."""
-    try:
-        async with stream:
-            async for item in stream:
-                into.append(item)  # noqa: PERF401 - the items before an error are kept
-    except Exception as error:
-        into.append(error)
-    return into
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
@@ -178,7 +167,7 @@ async def test_what_can_not_be_sent_fails_its_request_alone(played, folder, wher
         assert await call("pid") == pid
         streams = batcher_of(played, "one_task_each", streams=True)
         async with streams as stream:
-            first, error = await read(stream("unsendable"), [])
+            first, error = await read(stream("unsendable"))
         assert first == 1
         assert isinstance(error, TypeError)
         assert "an item of the stream" in str(error)
@@ -250,7 +239,7 @@ async def test_a_slow_reader_fails_alone_and_is_sent_no_more_than_its_buffer(pla
             await noted(folder, "leaves slow True")
             await noted(folder, f"sent quick {len(quick) + 20}")
             folder.release("quick")
-            rest = await read(slow, [])
+            rest = await read(slow)
         assert rest[:-1] == [1, 2, 3]
         assert isinstance(rest[-1], SlowReader)
         assert "sent slow 6" not in folder.notes()  # the fifth had no effect
@@ -284,7 +273,7 @@ async def test_a_death_fails_each_request_by_name_after_the_items_that_it_has(
             assert items == list(range(len(items)))
             assert isinstance(error, ReplicaDied)
             assert error.replica == "model#0"
-        [error] = await read(call("c"), [])
+        [error] = await read(call("c"))
         assert isinstance(error, ReplicaDied)
 
 
@@ -378,7 +367,7 @@ async def test_a_process_that_sends_rubbish_is_killed(replica_of, own_folder, ho
     async with playing(replica_of(own_folder.path), stop=False) as played:
         [pid] = await played.run("pids", [1])
         async with calling(played, "lies", streams=True) as (call, _batcher):
-            items = await read(call(how), [])
+            items = await read(call(how))
             assert isinstance(items[-1], ReplicaDied)
             await played.ended.wait()
         assert says in str(played.error)
@@ -389,7 +378,7 @@ async def test_a_process_that_sends_rubbish_is_killed(replica_of, own_folder, ho
 async def test_code_may_wait_for_a_reader_again_before_the_first_wait_has_ended(played):
     """It goes on by room that was on its way when it began to wait."""
     async with calling(played, "lies", streams=True) as (call, _batcher):
-        assert await read(call("waits again"), []) == ["sent"]
+        assert await read(call("waits again")) == ["sent"]
 
 
 @pytest.mark.one_loop

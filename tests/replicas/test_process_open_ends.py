@@ -84,7 +84,7 @@ async def test_large_answers_of_a_cancelled_handler_arrive(played, folder):
 async def test_tasks_that_outlive_their_handler_learn_that_it_has_ended(played, folder):
     options = {"streams": True, "stream_buffer": 2, "max_batch_size": 2}
     async with calling(played, "outlived", **options) as (call, _batcher):
-        assert isinstance((await read(call("a"), []))[-1], Unfinished)
+        assert isinstance((await read(call("a")))[-1], Unfinished)
         await noted(folder, "no more to send: True")
         await noted(folder, "joined: []")
 
@@ -101,7 +101,7 @@ async def test_a_reader_is_not_slow_while_the_code_no_longer_waits(played, folde
         folder.wait("the buffer is full")  # so the messages of it arrive together
         await anyio.sleep(0.1)
         folder.release("end")
-        assert await read(stream, []) == [2, 3]
+        assert await read(stream) == [2, 3]
 
 
 async def test_who_joins_after_a_first_request_has_left_is_queued_again(played, folder):

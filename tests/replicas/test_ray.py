@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
 from replicas.playing import noted, playing

@@ -8,7 +8,6 @@ from collections.abc import Generator
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal

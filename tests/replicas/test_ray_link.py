@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from worker_processes import until
@@ -55,9 +54,7 @@ async def attached(link: Link, ending: Future[str]) -> list[Any]:
 @pytest.mark.real_time
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
 @pytest.mark.parametrize("sender", ["program", "actor"])
-async def test_a_reader_that_pauses_for_long_loses_no_connection(
-    sender: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reader_that_pauses_for_long_loses_no_connection(sender, monkeypatch):
     monkeypatch.setattr("shoal.replicas.remote.sockets._UNACKNOWLEDGED_MS", 100)
     link = Link(Ending("model#7"), 1.0, list)
     actor_ends = await attached(link, Future())
@@ -76,9 +73,7 @@ async def test_a_reader_that_pauses_for_long_loses_no_connection(
     link.close()
 
 
-async def test_an_actor_that_can_not_accept_tries_again_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_actor_that_can_not_accept_tries_again_later(monkeypatch):
     monkeypatch.setattr("shoal.replicas.ray.actor._RETRY_S", 1000.0)
     listener = _Listener(TOKEN)
     attempts: list[str] = []

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import httpx
 import pytest
 
@@ -131,9 +130,7 @@ def test_nothing_is_lost_with_a_node_that_is_drained(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_node_that_is_frozen_delays_calls_by_less_than_a_minute_by_default(
-    tmp_path: Path,
-) -> None:
+def test_a_node_that_is_frozen_delays_calls_by_less_than_a_minute_by_default(tmp_path):
     node = {"num_cpus": 1}
     with cluster_of(node, node, config={}) as cluster:
         longest_s = anyio.run(_frozen_under_load, cluster, tmp_path, backend="trio")

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 from observe import traced_code

@@ -10,10 +10,10 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from certificates import new_certificate
+from handlers import double
 from replicas.remote_servers import TOKEN, listening
 from shoal.batching.current import Identity
 from shoal.core.addresses import model_server_address
@@ -34,10 +34,6 @@ from shoal.testing.replicas.stage import Played
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
-
-
-async def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 @asynccontextmanager

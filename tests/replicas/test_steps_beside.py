@@ -3,7 +3,6 @@
 import threading
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from batching.scenes import read_all

@@ -6,7 +6,6 @@ from contextlib import aclosing
 from functools import partial
 
 import anyio
-import anyio.from_thread
 import pytest
 
 import shoal

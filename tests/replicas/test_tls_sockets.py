@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 from certificates import new_certificate

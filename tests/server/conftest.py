@@ -3,9 +3,15 @@
 import select
 
 import pytest
+from echo_app import EchoApp
 from http_fixtures import *  # noqa: F403
 
 from shoal.server.transport import TaskPoller
+
+
+@pytest.fixture
+def echo():
+    return EchoApp()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import socket
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import pytest
 from live_server import Client, Http2Client, read_all, request, upgrade

@@ -7,7 +7,6 @@ import weakref
 from contextvars import ContextVar
 
 import anyio
-import anyio.lowlevel
 import pytest
 from server_in_memory import asked, serving
 

@@ -1,7 +1,6 @@
 """Which hosts and origins a server answers for, on a real socket."""
 
 import pytest
-from echo_app import EchoApp
 from live_server import live, request
 from server_in_memory import serving
 
@@ -133,14 +132,13 @@ def test_what_it_remembers_is_bounded():
 
 
 @pytest.mark.real_time
-async def test_a_foreign_host_is_refused_before_the_application():
-    app = EchoApp()
-    async with live(app, allowed_hosts=["localhost"]) as server:
+async def test_a_foreign_host_is_refused_before_the_application(echo):
+    async with live(echo, allowed_hosts=["localhost"]) as server:
         answer = await server.talk(request("/"))
     assert answer.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
     assert b"\r\ncontent-type: application/problem+json\r\n" in answer
     assert b"can allow more with allowed_hosts (--allow-host)" in answer
-    assert not app.entered.is_set()
+    assert not echo.entered.is_set()
 
 
 @pytest.mark.parametrize(
@@ -167,11 +165,10 @@ async def test_each_host_of_a_connection_must_be_allowed(heads, statuses):
 
 
 @pytest.mark.real_time
-async def test_the_host_of_a_url_counts():
-    app = EchoApp()
-    async with live(app, allowed_hosts=["shoal.test"]) as server:
+async def test_the_host_of_a_url_counts(echo):
+    async with live(echo, allowed_hosts=["shoal.test"]) as server:
         assert (await server.talk(request("http://evil.test/"))).startswith(b"HTTP/1.1 421")
-    assert not app.entered.is_set()
+    assert not echo.entered.is_set()
 
 
 def test_a_wrong_list_is_named():
@@ -286,8 +283,7 @@ EVIL = [("host", "localhost"), ("origin", "https://evil.test")]
         ([("host", "evil.test"), ("origin", "http://evil.test")], 421),
     ],
 )
-async def test_an_application_guards_its_websockets_on_other_servers(headers, status):
-    app = shoal.App()
+async def test_an_application_guards_its_websockets_on_other_servers(headers, status, app):
     assert await answered(app, headers=headers, server=LOCAL) == status
     assert await answered(app, headers=headers, server=PUBLIC) == 503
     assert await answered(app, headers=headers, server=("testserver", 80)) == 503

@@ -3,7 +3,6 @@
 import socket
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import h2.settings
 import pytest
@@ -49,22 +48,21 @@ async def test_shutdown_does_not_wait_for_a_client_without_a_request(sent):
 
 
 @pytest.mark.parametrize("state", ["answered", "cancelled", "cancelled with half a body"])
-async def test_shutdown_does_not_wait_for_an_http2_client_whose_requests_have_ended(state):
-    app = EchoApp()
-    async with live(app, body_timeout_s=HANG_S * 2, **PATIENT) as server, http2(server) as client:
+async def test_shutdown_does_not_wait_for_an_http2_client_whose_requests_have_ended(state, echo):
+    async with live(echo, body_timeout_s=HANG_S * 2, **PATIENT) as server, http2(server) as client:
         if state == "cancelled with half a body":
             asked = client.ask(b"/disconnect", method=b"POST", end=False)
             client.connection.send_data(asked, b"half")
         else:
             asked = client.ask(b"/" if state == "answered" else b"/disconnect")
         await client.flush()
-        await app.entered.wait()
+        await echo.entered.wait()
         if state == "answered":
             await client.wait_for(h2.events.StreamEnded, asked)
         else:
             client.connection.reset_stream(asked, 8)  # CANCEL
             await client.flush()
-        await app.left.wait()
+        await echo.left.wait()
         server.stop.set()
         with anyio.fail_after(HANG_S / 4):
             await read_all(client.stream)
@@ -110,17 +108,16 @@ async def test_a_connection_whose_client_takes_no_data_ends_with_its_time():
             await read_all(client.stream)
 
 
-async def test_other_requests_of_a_connection_whose_body_does_not_come_are_answered():
-    app = EchoApp()
+async def test_other_requests_of_a_connection_whose_body_does_not_come_are_answered(echo):
     async with (
-        live(app, body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
+        live(echo, body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server,
         http2(server) as client,
     ):
         held = client.ask(b"/hold")
         late = client.ask(method=b"POST", end=False)
         await client.flush()
         await client.wait_for(h2.events.StreamEnded, late)
-        app.release.set()
+        echo.release.set()
         await client.wait_for(h2.events.StreamEnded, held)
         with anyio.fail_after(HANG_S / 4):
             await read_all(client.stream)
@@ -170,20 +167,19 @@ async def test_a_stream_that_came_in_time_is_answered_however_late_it_is_read(is
         await client.fetch(b"/")
 
 
-async def test_requests_behind_one_that_is_answered_wait_in_the_kernel():
+async def test_requests_behind_one_that_is_answered_wait_in_the_kernel(echo):
     async def send_all():
         await client.send_all(request("/hold") + request("/") * 200_000)
         is_sent.set()
 
     is_sent = anyio.Event()
-    app = EchoApp()
     async with (
-        live(app, graceful_timeout_s=0.05) as server,
+        live(echo, graceful_timeout_s=0.05) as server,
         await server.connect() as client,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(send_all)
-        await app.entered.wait()
+        await echo.entered.wait()
         await until_quiet()
         assert not is_sent.is_set()
         tasks.cancel_scope.cancel()
@@ -253,22 +249,21 @@ async def test_answers_to_a_closed_window_are_bounded():
         assert len(sends) <= streams
 
 
-async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for_the_client():
-    app = EchoApp()
+async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for_the_client(echo):
     body = bytes(2**23)
     count = 12
 
     async def large(scope, receive, send):
-        await app.answer(send, 200, body)
+        await echo.answer(send, 200, body)
 
-    app.hold = large
-    async with live(app, graceful_timeout_s=0.05) as server, await server.connect() as client:
+    echo.hold = large
+    async with live(echo, graceful_timeout_s=0.05) as server, await server.connect() as client:
         await client.send_all(request("/hold") * count)
         left = count * len(body)
         while left > 0:
             left -= len(await client.receive_some())
         await until_quiet()
-        running = app.running
+        running = echo.running
     assert running == 0
 
 

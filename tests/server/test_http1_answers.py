@@ -5,7 +5,6 @@ import socket
 import struct
 
 import anyio
-import anyio.lowlevel
 import pytest
 from live_server import live, read_all, read_until, request, until_quiet
 

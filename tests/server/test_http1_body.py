@@ -199,44 +199,46 @@ class Noting:
         await send({"type": "http.response.body", "body": bytes(body[:100])})
 
 
+@pytest.fixture
+def noting():
+    return Noting()
+
+
 @on_a_socket
-async def test_nothing_behind_a_request_that_could_be_read_in_two_ways_is_read():
-    app = Noting()
+async def test_nothing_behind_a_request_that_could_be_read_in_two_ways_is_read(noting):
     answers = {}
-    async with live(app) as server:
+    async with live(noting) as server:
         for name, (_, sent) in REFUSED.items():
             answers[name] = await server.talk(sent + SMUGGLED)
     for name, (status, _) in REFUSED.items():
         assert (name, answers[name][:13]) == (name, b"HTTP/1.1 %d " % status)
         assert answers[name].count(b"HTTP/1.1") == 1
         assert b"\r\nconnection: close\r\n" in answers[name]
-    assert "/smuggled" not in app.paths
+    assert "/smuggled" not in noting.paths
 
 
 @on_a_socket
-async def test_what_is_behind_a_request_that_ends_in_one_way_is_the_next():
+async def test_what_is_behind_a_request_that_ends_in_one_way_is_the_next(noting):
     bodies = [b"GET / HTTP/1.1\r\n\r\n", b"123", b"", b"4"]
     sent = post("Content-Length: 18", body=bodies[0])
     sent += post(CHUNKED, body=b"3\r\n123\r\n0\r\nX: a\r\n\r\n") + request("/second")
     sent += request("/third", method="POST", body=b"4", close=True)
-    app = Noting()
-    async with live(app) as server:
+    async with live(noting) as server:
         answers = await server.talk(sent + SMUGGLED)
     assert answers.count(b"HTTP/1.1 200 ") == 4
-    assert app.paths == ["/first", "/first", "/second", "/third"]
-    assert app.bodies == bodies
+    assert noting.paths == ["/first", "/first", "/second", "/third"]
+    assert noting.bodies == bodies
 
 
 @on_a_socket
-async def test_a_request_may_come_byte_by_byte(each_poller):
+async def test_a_request_may_come_byte_by_byte(each_poller, noting):
     sent = request("/", method="POST", body=b"12")
     sent += post(CHUNKED, "Connection: close", body=b"1\r\n3\r\n0\r\nX: a\r\n\r\n")
-    app = Noting()
-    async with live(app) as server, await server.connect() as client:
+    async with live(noting) as server, await server.connect() as client:
         for at in range(len(sent)):
             await client.send_all(sent[at : at + 1])
         assert (await read_all(client)).count(b"HTTP/1.1 200 ") == 2
-    assert app.bodies == [b"12", b"3"]
+    assert noting.bodies == [b"12", b"3"]
 
 
 @on_a_socket
@@ -269,17 +271,16 @@ async def test_a_body_read_late_waits_in_the_kernel_and_comes_whole(is_chunked, 
 
 
 @on_a_socket
-async def test_a_body_that_was_held_behind_an_answer_has_its_deadline():
+async def test_a_body_that_was_held_behind_an_answer_has_its_deadline(noting):
     """So much of it was held that the application should read before more is taken."""
     held = request("/second", method="POST", headers=["Content-Length: 200000"]) + bytes(100_000)
-    app = Noting()
-    async with live(app, body_timeout_s=0.05) as server, await server.connect() as client:
+    async with live(noting, body_timeout_s=0.05) as server, await server.connect() as client:
         await client.send_all(request("/late"))
-        await app.entered.wait()
+        await noting.entered.wait()
         for piece in (held[:60_000], held[60_000:]):  # the second one meets one that is not full
             await client.send_all(piece)
             await until_quiet()
-        app.release.set()
+        noting.release.set()
         with anyio.fail_after(HANG_S / 2):
             answers = await read_all(client)
     assert [line[:12] for line in answers.splitlines() if line.startswith(b"HTTP")] == [
@@ -289,12 +290,11 @@ async def test_a_body_that_was_held_behind_an_answer_has_its_deadline():
 
 
 @on_a_socket
-async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(monkeypatch):
+async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(monkeypatch, noting):
     """A busy event loop reads that part only when the deadline has passed."""
-    app = Noting()
-    async with live(app, body_timeout_s=0.05) as server, await server.connect() as client:
+    async with live(noting, body_timeout_s=0.05) as server, await server.connect() as client:
         await client.send_all(request("/", method="POST", headers=["Content-Length: 5"]))
-        await app.entered.wait()
+        await noting.entered.wait()
         ready = Transport.ready
         monkeypatch.setattr(Transport, "ready", lambda at, events: events or ready(at, 0))
         monkeypatch.setattr(Shared, "linger_s", 0.05)
@@ -354,14 +354,13 @@ def expecting(path, version="1.1"):
 
 
 @on_a_socket
-async def test_a_body_is_asked_for_once_when_the_application_reads():
-    app = Noting()
-    async with live(app) as server, await server.connect() as client:
+async def test_a_body_is_asked_for_once_when_the_application_reads(noting):
+    async with live(noting) as server, await server.connect() as client:
         await client.send_all(expecting("/late"))
-        await app.entered.wait()
+        await noting.entered.wait()
         with anyio.move_on_after(0.05):
             raise AssertionError(await client.receive_some())
-        app.release.set()
+        noting.release.set()
         assert await read_until(client, b"\r\n\r\n") == CONTINUE
         for piece in (b"1", b"2"):
             await client.send_all(piece)
@@ -406,11 +405,10 @@ async def test_a_body_that_has_come_is_not_asked_for():
 
 
 @on_a_socket
-async def test_the_body_of_an_http_1_0_client_is_not_asked_for():
+async def test_the_body_of_an_http_1_0_client_is_not_asked_for(noting):
     """RFC 9110, section 10.1.1: that version has no such answer."""
-    app = Noting()
-    async with live(app) as server, await server.connect() as client:
+    async with live(noting) as server, await server.connect() as client:
         await client.send_all(expecting("/", version="1.0"))
-        await app.entered.wait()
+        await noting.entered.wait()
         await client.send_all(b"12")
         assert (await read_all(client)).startswith(b"HTTP/1.1 200 OK\r\n")

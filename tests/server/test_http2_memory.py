@@ -3,7 +3,6 @@
 import gc
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import h2.settings
 import pytest
@@ -225,9 +224,8 @@ async def test_a_send_that_is_cancelled_is_sent_whole():
 
 
 @pytest.mark.real_time
-async def test_bodies_that_are_not_received_take_no_window_from_others():
-    app = EchoApp()
-    async with live(app) as server, http2(server) as client:
+async def test_bodies_that_are_not_received_take_no_window_from_others(echo):
+    async with live(echo) as server, http2(server) as client:
         await client.flush()
         await client.wait_for(h2.events.RemoteSettingsChanged)
         held = [client.ask(b"/hold", method=b"POST", end=False) for _ in range(50)]
@@ -239,7 +237,7 @@ async def test_bodies_that_are_not_received_take_no_window_from_others():
         client.connection.send_data(other, b"sent", end_stream=True)
         await client.flush()
         assert (await client.wait_for(h2.events.DataReceived, other)).data == b"sent"
-        app.release.set()
+        echo.release.set()
         await client.wait_for(h2.events.StreamEnded, held[-1])
 
 

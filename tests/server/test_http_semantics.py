@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import shoal
+from handlers import ask_once
 from shoal.testing.asgi import Call, ask, calling
 from time_limits import HANG_S
 
@@ -185,8 +186,7 @@ async def test_the_admin_api_checks_the_host_of_the_target(tmp_path):
 
 @pytest.mark.parametrize("path", ["/-/healthz", "/-/routes", "/double"])
 async def test_head_is_answered_as_get_without_the_body(app, path):
-    async with app.lifespan():
-        get, head = [await ask(app, path, method=method) for method in ("GET", "HEAD")]
+    get, head = [await ask_once(app, path, method=method) for method in ("GET", "HEAD")]
     assert (head.status, head.body) == (200, b"")
     del get.headers["x-request-id"], head.headers["x-request-id"]
     assert head.headers == get.headers
@@ -202,8 +202,7 @@ async def test_head_of_a_stream_makes_no_call(app):
 
 
 async def test_head_is_refused_where_get_is(app):
-    async with app.lifespan():
-        answer = await ask(app, "/put", method="HEAD")
+    answer = await ask_once(app, "/put", method="HEAD")
     assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, PUT")
     assert answer.body == b""
 
@@ -257,8 +256,7 @@ BAD_HEADERS = [
 @pytest.mark.parametrize(("name", "value"), BAD_HEADERS, ids=repr)
 async def test_a_handlers_header_that_could_forge_another_is_never_sent(name, value, caplog):
     app = app_with_header(name, value)
-    async with app.lifespan():
-        answer = await ask(app, "/", method="GET")
+    answer = await ask_once(app, "/", method="GET")
     assert answer.status == 500
     assert "x-b" not in answer.headers
     assert "header" in caplog.text
@@ -286,8 +284,7 @@ async def test_a_refusal_of_a_handler_forges_no_header_either(caplog):
     async def refuse(items: list[int]) -> list[int]:
         raise HTTPException(401, headers={"www-authenticate": "x\r\nx-b: 2"})
 
-    async with app.lifespan():
-        answer = await ask(app, "/", 1)
+    answer = await ask_once(app, "/", 1)
     assert answer.status == 500
     assert "www-authenticate" not in answer.headers
     assert "www-authenticate" in caplog.text

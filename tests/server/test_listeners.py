@@ -8,7 +8,6 @@ import sys
 from contextlib import asynccontextmanager
 
 import anyio
-import anyio.lowlevel
 import pytest
 from echo_app import EchoApp
 from live_server import Client, read_all, read_until, request
@@ -189,16 +188,15 @@ async def test_nothing_is_left_of_a_unix_socket(path, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
-    app = EchoApp()
-    async with running(app, HttpOptions(uds=path)) as old, await connect(old.urls[0]) as client:
+async def test_a_unix_socket_is_free_again_while_the_server_drains(path, echo):
+    async with running(echo, HttpOptions(uds=path)) as old, await connect(old.urls[0]) as client:
         await client.send_all(request("/hold"))
-        await app.entered.wait()
+        await echo.entered.wait()
         old.stop.set()
         await anyio.wait_all_tasks_blocked()
         async with running(EchoApp(), HttpOptions(uds=path)) as new:
             assert (await talk(new.urls[0])).endswith(b"hello")
-            app.release.set()
+            echo.release.set()
             assert (await read_all(client)).endswith(b"held")
             assert (await talk(new.urls[0])).endswith(b"hello")
 
@@ -350,15 +348,14 @@ async def test_a_drain_is_that_of_all_addresses(path):
     assert admin.lifespan_events == []
 
 
-async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(path):
-    app = EchoApp()
+async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(path, echo):
     config = HttpOptions(port=0, allowed_hosts=["*"], max_connections=1)
-    admin = running(app, config, [(Unix(path), answering_with(b"admin"))])
+    admin = running(echo, config, [(Unix(path), answering_with(b"admin"))])
     async with admin as live, await connect(live.urls[0]) as client:
         await client.send_all(request("/hold", close=True))
-        await app.entered.wait()
+        await echo.entered.wait()
         assert (await talk(live.urls[1])).endswith(b"admin")
-        app.release.set()
+        echo.release.set()
         await read_all(client)
 
 
@@ -370,11 +367,10 @@ async def test_hosts_and_origins_are_for_the_public_address(path):
         assert (await talk(live.urls[1], sent)).endswith(b"admin")
 
 
-async def test_a_lifespan_that_is_open_already_is_not_run():
-    app = EchoApp()
-    async with running(app, lifespan=False) as live:
+async def test_a_lifespan_that_is_open_already_is_not_run(echo):
+    async with running(echo, lifespan=False) as live:
         assert (await talk(live.urls[0])).endswith(b"hello")
-    assert app.lifespan_events == []
+    assert echo.lifespan_events == []
     assert (live.drained.started, live.drained.failure) == (True, None)
 
 

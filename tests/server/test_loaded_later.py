@@ -6,7 +6,6 @@ import sys
 import threading
 
 import anyio
-import anyio.from_thread
 import pytest
 from echo_app import EchoApp
 from live_server import until_quiet

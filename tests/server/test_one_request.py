@@ -22,9 +22,7 @@ from time_limits import HANG_S
 pytestmark = pytest.mark.real_time  # code runs in threads
 
 
-async def test_a_list_is_one_item_of_it():
-    app = shoal.App()
-
+async def test_a_list_is_one_item_of_it(app):
     @app.post("/join")
     async def join(words: list[str], between: str = "-") -> str:
         return between.join(words)
@@ -39,9 +37,7 @@ async def test_a_list_is_one_item_of_it():
         assert (await ask(app, "/size", ["x"])).status == 422
 
 
-async def test_each_method_has_its_own_function():
-    app = shoal.App()
-
+async def test_each_method_has_its_own_function(app):
     @app.get("/fish", name="get")
     async def show(number: int) -> int:
         return number
@@ -88,9 +84,7 @@ async def test_other_code_answers_many_requests_at_once_in_threads():
     assert not meeting.broken
 
 
-async def test_how_many_run_at_once_may_be_said():
-    app = shoal.App()
-
+async def test_how_many_run_at_once_may_be_said(app):
     @app.post("/one", max_ongoing_requests=1)
     async def one(number: int) -> int:
         return number
@@ -99,9 +93,7 @@ async def test_how_many_run_at_once_may_be_said():
         assert app.controller.backends["one"].config.max_ongoing_requests == 1
 
 
-async def test_a_class_takes_one_request_at_a_time():
-    app = shoal.App()
-
+async def test_a_class_takes_one_request_at_a_time(app):
     @app.post("/count")
     class Count:
         def __init__(self) -> None:
@@ -116,9 +108,7 @@ async def test_a_class_takes_one_request_at_a_time():
         assert (await ask(app, "/count", ["a"])).json() == 2
 
 
-async def test_steps_of_one_request_are_a_stream():
-    app = shoal.App()
-
+async def test_steps_of_one_request_are_a_stream(app):
     @app.post("/steps")
     async def steps(numbers: list[int]):
         for number in numbers:

@@ -221,8 +221,7 @@ TRUSTED = {"trusted_peers": ["127.0.0.1"], "proxy_headers": ALL}
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("options", [{}, TRUSTED], ids=["nobody", "a proxy"])
-async def test_an_application_sees_the_client_of_a_trusted_proxy(options):
-    app = shoal.App()
+async def test_an_application_sees_the_client_of_a_trusted_proxy(options, app):
     app.mount("/", show)
     async with live(app, **options) as server:
         answer = await server.talk(request("/x", headers=SPOKEN, close=True))

@@ -323,9 +323,8 @@ async def test_a_right_length_is_passed_on():
         assert (await client.wait_for(h2.events.DataReceived, stream_id)).data == b"sent"
 
 
-async def test_a_wrong_length_after_a_part_of_the_response_resets_its_stream():
-    app = EchoApp()
-    async with http2(app) as client:
+async def test_a_wrong_length_after_a_part_of_the_response_resets_its_stream(echo):
+    async with http2(echo) as client:
         stream_id = posted(client, b"/begin", (b"content-length", b"4"))
         await client.flush()
         await client.wait_for(h2.events.DataReceived, stream_id)
@@ -333,7 +332,7 @@ async def test_a_wrong_length_after_a_part_of_the_response_resets_its_stream():
         await client.flush()
         event = await client.wait_for(h2.events.StreamReset, stream_id)
         assert event.error_code == h2.errors.ErrorCodes.PROTOCOL_ERROR
-        app.release.set()  # it does not ask whether its client is there
+        echo.release.set()  # it does not ask whether its client is there
         assert await status_of(client, head_of(HTTP2)) == 200
 
 

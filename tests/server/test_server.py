@@ -5,7 +5,6 @@ import socket
 import time
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import pytest
 from echo_app import EchoApp
@@ -31,22 +30,21 @@ async def test_a_request_is_answered_and_the_connection_kept(each_poller):
             assert await read_until(client, word)
 
 
-async def test_shutdown_lets_a_request_finish_and_then_ends_the_lifespan(each_poller):
-    app = EchoApp()
-    async with live(app) as server, await server.connect() as client:
+async def test_shutdown_lets_a_request_finish_and_then_ends_the_lifespan(each_poller, echo):
+    async with live(echo) as server, await server.connect() as client:
         await client.send_all(request("/hold"))
-        await app.entered.wait()
+        await echo.entered.wait()
         server.stop.set()
         await until_quiet()
         with pytest.raises(OSError, match=r"refused|attempts"):
             await server.connect()
-        assert app.lifespan_events == ["lifespan.startup"]
-        app.release.set()
+        assert echo.lifespan_events == ["lifespan.startup"]
+        echo.release.set()
         answer = await read_all(client)
     assert answer.endswith(b"held")
     assert b"connection: close" in answer.lower()
     assert (server.drained.finished, server.drained.cut) == (1, 0)
-    assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
+    assert echo.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
 
 
 async def test_shutdown_closes_an_idle_connection_and_counts_what_it_was_served(each_poller):
@@ -82,7 +80,7 @@ async def test_shutdown_serves_a_request_that_had_arrived_on_an_idle_connection(
         assert received.read().count(b"HTTP/1.1 200") == 2
 
 
-async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeypatch):
+async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeypatch, echo):
     drain = Http1Connection.drain
 
     def drain_as_a_request_arrives(connection):
@@ -90,14 +88,13 @@ async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeyp
         drain(connection)
 
     monkeypatch.setattr(Http1Connection, "drain", drain_as_a_request_arrives)
-    app = EchoApp()
-    async with live(app) as server:
+    async with live(echo) as server:
         client = server.connect_now()
         await until_quiet()
         server.stop.set()
-        await app.entered.wait()
+        await echo.entered.wait()
         await anyio.wait_all_tasks_blocked()
-        app.release.set()
+        echo.release.set()
     with client, client.makefile("rb") as received:
         assert received.read().endswith(b"held")
 
@@ -120,14 +117,13 @@ async def test_shutdown_serves_a_request_that_came_in_time_while_the_loop_stood_
         assert received.read().startswith(b"HTTP/1.1 200")
 
 
-async def test_a_client_that_was_not_told_of_the_shutdown_may_ask_once_more(each_poller):
-    app = EchoApp()
-    async with live(app) as server, await server.connect() as client:
+async def test_a_client_that_was_not_told_of_the_shutdown_may_ask_once_more(each_poller, echo):
+    async with live(echo) as server, await server.connect() as client:
         await client.send_all(request("/begin"))
         await read_until(client, b"begun")
         server.stop.set()
         await anyio.wait_all_tasks_blocked()
-        app.release.set()
+        echo.release.set()
         assert b"connection: close" not in (await read_until(client, b"ended"))
         await client.send_all(request("/"))
         answer = await read_all(client)
@@ -135,46 +131,43 @@ async def test_a_client_that_was_not_told_of_the_shutdown_may_ask_once_more(each
     assert b"connection: close" in answer
 
 
-async def test_shutdown_does_not_wait_for_a_request_behind_the_last_answer():
-    app = EchoApp()
-    patient = live(app, graceful_timeout_s=HANG_S * 2)
+async def test_shutdown_does_not_wait_for_a_request_behind_the_last_answer(echo):
+    patient = live(echo, graceful_timeout_s=HANG_S * 2)
     async with patient as server, await server.connect() as client:
         await client.send_all(request("/hold") * 2)
-        await app.entered.wait()
+        await echo.entered.wait()
         server.stop.set()
         await anyio.wait_all_tasks_blocked()
-        app.release.set()
+        echo.release.set()
         assert (await read_all(client)).count(b"held") == 1
     assert (server.drained.finished, server.drained.cut) == (1, 0)
 
 
-async def test_a_new_http2_stream_is_refused_during_the_drain(each_poller):
-    app = EchoApp()
-    async with live(app) as server, http2(server) as client:
+async def test_a_new_http2_stream_is_refused_during_the_drain(each_poller, echo):
+    async with live(echo) as server, http2(server) as client:
         held = client.ask(b"/hold")
         await client.flush()
-        await app.entered.wait()
+        await echo.entered.wait()
         server.stop.set()
         await anyio.wait_all_tasks_blocked()
         late = client.ask(b"/")
         await client.flush()
         reset = await client.wait_for(h2.events.StreamReset, late)
         assert reset.error_code == 7  # REFUSED_STREAM
-        app.release.set()
+        echo.release.set()
         await client.wait_for(h2.events.StreamEnded, held)
     assert (server.drained.finished, server.drained.cut) == (1, 0)
 
 
-async def test_shutdown_cuts_off_what_does_not_finish_in_time(each_poller):
-    app = EchoApp()
-    async with live(app, graceful_timeout_s=0.05) as server, await server.connect() as client:
+async def test_shutdown_cuts_off_what_does_not_finish_in_time(each_poller, echo):
+    async with live(echo, graceful_timeout_s=0.05) as server, await server.connect() as client:
         await client.send_all(request("/begin"))
         await read_until(client, b"begun")
         server.stop.set()
         assert await read_all(client) == b"<reset>"
     assert (server.drained.finished, server.drained.cut) == (0, 1)
     assert server.drained.served == 0
-    assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
+    assert echo.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
 
 
 async def test_a_websocket_is_told_that_the_server_restarts(each_poller):
@@ -195,16 +188,15 @@ async def test_a_websocket_is_told_that_the_server_restarts(each_poller):
     assert (server.drained.finished, server.drained.cut) == (1, 0)
 
 
-async def test_a_connection_beyond_the_limit_waits():
-    app = EchoApp()
-    async with live(app, max_connections=1) as server:
+async def test_a_connection_beyond_the_limit_waits(echo):
+    async with live(echo, max_connections=1) as server:
         first, second = await server.connect(), await server.connect()
         await first.send_all(request("/hold", close=True))
         await second.send_all(request("/hold", close=True))
-        await app.entered.wait()
+        await echo.entered.wait()
         await until_quiet()
-        assert app.running == 1
-        app.release.set()
+        assert echo.running == 1
+        echo.release.set()
         for client in (first, second):
             async with client:
                 assert (await read_until(client, b"held")).startswith(b"HTTP/1.1 200")
@@ -318,13 +310,12 @@ async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
     assert server.drained.failure.startswith("the application did not shut down within")
 
 
-async def test_an_address_in_use_is_found_before_the_application_starts():
-    app = EchoApp()
+async def test_an_address_in_use_is_found_before_the_application_starts(echo):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = HttpOptions(port=taken.getsockname()[1])
         with anyio.fail_after(HANG_S), pytest.raises(OSError, match="in use"):
-            await serve(app, config, shutdown=never)
-    assert app.lifespan_events == []
+            await serve(echo, config, shutdown=never)
+    assert echo.lifespan_events == []
 
 
 async def test_cancelling_the_server_does_not_wait_for_a_client_that_does_not_read(each_poller):

@@ -3,7 +3,6 @@
 import logging
 
 import anyio
-import anyio.lowlevel
 import h2.errors
 import h2.events
 import h2.settings
@@ -45,11 +44,10 @@ async def test_white_space_that_only_latin_1_knows_is_refused_in_an_upgrade(capl
     assert errors(caplog) == []
 
 
-async def test_a_byte_after_the_upgrade_is_refused_before_the_application_can_accept(caplog):
-    app = EchoApp()
-    async with live(app) as server:
+async def test_a_byte_after_the_upgrade_is_refused_before_the_application_can_accept(caplog, echo):
+    async with live(echo) as server:
         assert (await server.talk(upgrade() + b"x")).startswith(b"HTTP/1.1 400")
-        await app.left.wait()
+        await echo.left.wait()
         assert await server.answers()
     assert errors(caplog) == []
 
@@ -101,16 +99,15 @@ async def test_a_body_that_goes_on_after_its_early_answer_is_stopped_and_the_res
     assert errors(caplog) == []
 
 
-async def test_a_client_that_resets_most_of_its_requests_is_told_to_calm_down(caplog):
-    app = EchoApp()
-    async with live(app) as server, http2(server) as client:
+async def test_a_client_that_resets_most_of_its_requests_is_told_to_calm_down(caplog, echo):
+    async with live(echo) as server, http2(server) as client:
         for _ in range(101):
             client.connection.reset_stream(client.ask(b"/disconnect"))
         await client.flush()
         end = await client.wait_for(h2.events.ConnectionTerminated)
         assert end.error_code is h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
         await anyio.wait_all_tasks_blocked()
-        assert app.running == 0
+        assert echo.running == 0
         assert await server.answers()
     (error,) = errors(caplog)
     assert error.getMessage().startswith(OWN_END)
@@ -168,26 +165,24 @@ async def test_starlettes_is_disconnected_tells_the_truth():
 
 
 @pytest.mark.parametrize("requests", [1, 2])
-async def test_a_client_that_does_not_read_is_closed_by_force(requests, each_poller, caplog):
-    app = EchoApp()
-    async with live(app, send_timeout_s=0.05, max_connections=1) as server:
+async def test_a_client_that_does_not_read_is_closed_by_force(requests, each_poller, caplog, echo):
+    async with live(echo, send_timeout_s=0.05, max_connections=1) as server:
         async with await server.connect() as client:
             await client.send_all(request("/flood") * requests)
-            await app.left.wait()
+            await echo.left.wait()
             assert (await read_all(client)).endswith(b"<reset>")
         assert await server.answers()
     assert [error for error in errors(caplog) if "the connection limit" not in error.message] == []
 
 
-async def test_a_client_that_does_not_read_does_not_hold_up_the_shutdown(each_poller):
-    app = EchoApp()
-    patient = live(app, send_timeout_s=HANG_S * 2, graceful_timeout_s=0.05)
+async def test_a_client_that_does_not_read_does_not_hold_up_the_shutdown(each_poller, echo):
+    patient = live(echo, send_timeout_s=HANG_S * 2, graceful_timeout_s=0.05)
     async with patient as server, await server.connect() as client:
         await client.send_all(request("/flood"))
-        await app.entered.wait()
+        await echo.entered.wait()
         await until_quiet()
         server.stop.set()
-        await app.left.wait()
+        await echo.left.wait()
     assert server.drained.cut == 1
 
 
@@ -216,16 +211,15 @@ async def test_a_send_that_its_application_gives_up_is_sent_whole():
     assert answer.endswith(body + b"\r\n8\r\nand more\r\n0\r\n\r\n")
 
 
-async def test_an_endless_stream_to_nobody_can_be_ended():
-    app = EchoApp()
-    async with live(app, graceful_timeout_s=0.05) as server:
+async def test_an_endless_stream_to_nobody_can_be_ended(echo):
+    async with live(echo, graceful_timeout_s=0.05) as server:
         client = await server.connect()
         await client.send_all(request("/unread"))
-        await app.entered.wait()
+        await echo.entered.wait()
         await client.aclose()
         for _ in range(100):  # turns: the application never blocks
             await anyio.lowlevel.checkpoint()
-        assert app.running == 1
+        assert echo.running == 1
         server.stop.set()
     assert server.drained.cut == 1
 
@@ -238,15 +232,14 @@ async def test_a_client_may_take_the_deadline_once_for_each_256_kib():
 # A queue that nobody reads must not block the disconnect (found beside H3 and H4).
 
 
-async def test_the_disconnect_is_repeated_at_each_receive(each_poller):
-    app = EchoApp()
-    async with live(app) as server:
+async def test_the_disconnect_is_repeated_at_each_receive(each_poller, echo):
+    async with live(echo) as server:
         client = await server.connect()
         await client.send_all(request("/disconnect"))
-        await app.entered.wait()
+        await echo.entered.wait()
         await client.aclose()
-        await app.left.wait()
-    assert app.disconnects == ["http.disconnect"] * 3
+        await echo.left.wait()
+    assert echo.disconnects == ["http.disconnect"] * 3
 
 
 # H6: flow control holds a stream without holding the socket.
@@ -260,13 +253,12 @@ async def ask_without_window(server, path):
     return client, stream_id
 
 
-async def test_a_stream_whose_window_stays_closed_is_reset_and_the_rest_goes_on():
-    app = EchoApp()
-    async with live(app, send_timeout_s=0.05) as server:
+async def test_a_stream_whose_window_stays_closed_is_reset_and_the_rest_goes_on(echo):
+    async with live(echo, send_timeout_s=0.05) as server:
         client, stalled = await ask_without_window(server, b"/flood")
         reset = await client.wait_for(h2.events.StreamReset, stalled)
         assert reset.error_code == 8  # CANCEL
-        await app.left.wait()
+        await echo.left.wait()
         client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**16})
         await client.fetch(b"/")
         await client.stream.aclose()

@@ -4,7 +4,6 @@ Tests with the fixture `each_poller` run there, too.
 """
 
 import anyio
-import anyio.lowlevel
 import pytest
 from echo_app import EchoApp
 from live_server import live, read_all, read_until, request, until_quiet, upgrade
@@ -73,18 +72,17 @@ async def test_a_download_waits_until_the_client_reads():
     assert answered == ["/other", "/slow"] * 2
 
 
-async def test_a_client_that_leaves_behind_more_than_is_held_is_noticed_when_it_is_answered():
+async def test_a_client_that_leaves_behind_more_than_is_held_is_noticed_when_it_is_answered(echo):
     """While reading is paused, its end is not seen."""
-    app = EchoApp()
-    async with live(app, max_connections=1) as server:
+    async with live(echo, max_connections=1) as server:
         async with await server.connect() as client:
             await client.send_all(request("/hold") + request("/fail") + b"x" * 2**17)
-            await app.entered.wait()
+            await echo.entered.wait()
             await until_quiet()
         await until_quiet()
-        assert app.running == 1
-        app.release.set()
-        await app.left.wait()
+        assert echo.running == 1
+        echo.release.set()
+        await echo.left.wait()
         assert await server.answers()
 
 

@@ -123,8 +123,7 @@ async def test_without_a_trigger_it_serves_until_it_is_cancelled():
         tasks.cancel_scope.cancel()
 
 
-async def test_a_shoal_app_turns_not_ready_when_the_shutdown_begins():
-    app = shoal.App()
+async def test_a_shoal_app_turns_not_ready_when_the_shutdown_begins(app):
     drains = []
     app.begin_drain = lambda: drains.append(True)
     async with serving(app):

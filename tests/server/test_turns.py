@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import pytest
 from echo_app import EchoApp

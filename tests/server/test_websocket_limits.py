@@ -5,7 +5,6 @@ import tracemalloc
 from contextlib import suppress
 
 import anyio
-import anyio.lowlevel
 import h2.events
 import h2.exceptions
 import h2.settings
@@ -181,19 +180,18 @@ async def test_a_client_is_told_what_is_wrong_with_its_frames(kind, broken, code
 
 @both_protocols
 @pytest.mark.parametrize("frames", [1, 2, MOST + 1])
-async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplog):
+async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplog, echo):
     """However it is cut into frames, and whatever comes behind it."""
-    app = EchoApp()
     size = -(-(MOST + 1) // frames)
     parts = [TextMessage("x" * size, message_finished=number == frames) for number in range(frames)]
-    async with live(app, max_message_bytes=MOST) as server:
+    async with live(echo, max_message_bytes=MOST) as server:
         peer = await kind.open(server)
         async with peer.stream:
             await peer.send(*parts)
             event = await peer.next_event()
             assert isinstance(event, CloseConnection)
             assert event.code == 1009
-            await app.left.wait()
+            await echo.left.wait()
             if kind is Http1Peer:
                 assert await read_all(peer.stream) in (b"", b"<reset>")
     assert caplog.records == []
@@ -246,14 +244,13 @@ async def test_the_pings_of_a_client_that_does_not_read_are_not_collected():
 
 
 @both_protocols
-async def test_a_silent_client_is_pinged_and_then_disconnected(kind):
-    app = EchoApp()
-    async with live(app, ping_interval_s=0.05, max_connections=1) as server:
+async def test_a_silent_client_is_pinged_and_then_disconnected(kind, echo):
+    async with live(echo, ping_interval_s=0.05, max_connections=1) as server:
         peer = await kind.open(server)
         async with peer.stream:
             assert isinstance(await peer.next_event(), Ping)
             assert (await read_all(peer.stream)).endswith(b"<reset>")
-        await app.left.wait()
+        await echo.left.wait()
         assert await server.answers()
 
 

@@ -3,7 +3,6 @@
 import json
 
 import anyio
-import anyio.lowlevel
 import pytest
 from live_server import upgrade
 from pydantic import BaseModel, model_validator

@@ -1,16 +1,11 @@
 """Code whose work ends when it is released; it is imported in workers."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Generator
 
 import anyio
 
 from shoal.testing.replicas.code import Folder
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 
 class Code:

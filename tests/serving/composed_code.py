@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 
 import shoal
 from shoal.errors import NoSuchName

@@ -1,7 +1,5 @@
 """Code that holds memory of a GPU, by CUDA's driver itself, so that no framework is needed."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Any, Final

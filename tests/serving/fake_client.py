@@ -1,11 +1,8 @@
 """A client without a controller: it keeps what it is told, and answers calls by plain functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 
 from shoal.errors import InUse, NameTaken, NoSuchName, ShutDown
 from shoal.serving.backend_config import BackendConfig

@@ -5,18 +5,14 @@ What the code has answered it writes into a file, from whichever process it runs
 that was run twice is found.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
 
 from shoal.batching.current import current_backend_tag
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 Item: TypeAlias = tuple[int, str]
 Answer: TypeAlias = tuple[int, str]

@@ -4,22 +4,17 @@ Whoever aims a fault at a backend says so first, and names the errors that its c
 with. Any other error, and any error of another backend's, is a stray one.
 """
 
-from __future__ import annotations
-
+import random
 import re
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from serving.fault_backends import STEPS
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Generator
-
-    from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 HANG_S = 40
 

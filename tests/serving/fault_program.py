@@ -1,29 +1,23 @@
 """A seeded schedule of faults against a controller under load, and what is left of it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
 import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import anyio
-import anyio.lowlevel
 
 from serving.fault_backends import Boom, PlainServed, Served, illness
 from serving.fault_load import HANG_S, FaultLoad
 from shoal.errors import HandlerTimeout, Overloaded, ReplicaDied, ReplicaNotStarted, WrongBatchSize
+from shoal.replicas.contract import Replica
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.serving.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-
-    from shoal.replicas.contract import Replica
-    from shoal.status import BackendStatus
+from shoal.status import BackendStatus
 
 LANES = 2
 """How many faults there are at a time, of different backends."""

@@ -1,7 +1,5 @@
 """Code that says which GPUs its process sees, since before it was imported."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, Final
 

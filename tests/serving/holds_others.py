@@ -1,7 +1,5 @@
 """A module that the operator allowed, and that has imported from others."""
 
-from __future__ import annotations
-
 from os import system
 from typing import Any
 

@@ -10,14 +10,13 @@ It runs on the real clock, since constructors and plain code run in threads: not
 a time to pass but for the pauses between two starts, which are made short.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from unittest import mock
 
 import anyio
@@ -25,12 +24,8 @@ from hypothesis import strategies as st
 
 from base_exceptions import Panic, trio_cancelled
 from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.endpoints import EndpointHandle
 from time_limits import HANG_S
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-
-    from shoal.serving.controller.endpoints import EndpointHandle
 
 Operation: TypeAlias = tuple[str, str, str]
 

@@ -1,13 +1,8 @@
 """Code in other processes that is refused once by a service behind it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class RefusedOnce:

@@ -1,17 +1,12 @@
 """Code that dies in several ways; it is imported in workers."""
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import anyio
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 
 class Mortal:

@@ -1,13 +1,11 @@
 """Code for continuous batches that runs in processes; it is imported there."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
 import anyio
 
-import shoal  # noqa: TC001 - annotations are looked at
+import shoal
 
 
 async def answers_slowly(batch: shoal.OpenBatch[int, int]) -> None:

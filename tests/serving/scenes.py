@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from batching.scenes import line_up, settle
+from handlers import echo as echo
 from shoal.batching.current import running_replica
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.instance import Instance
@@ -228,6 +229,11 @@ class Stage:
     def alive(self) -> list[ScriptedReplica]:
         return [replica for replica in self.replicas if replica.is_ready]
 
+    async def lose(self, number: int = 0, wait_s: float | None = None) -> None:
+        """Has a replica die, and lets some time pass, or every task run until it waits."""
+        self.replicas[number].die()
+        await (settle() if wait_s is None else anyio.sleep(wait_s))
+
 
 async def in_turn(replica: ScriptedReplica) -> None:
     """Starts without a pause, but after those of lower number that are being started."""
@@ -277,6 +283,11 @@ class Gated:
             self._failures[number] = failure
         self._gate(number).set()
 
+    async def go(self, number: int, failure: str | None = None) -> None:
+        """Lets a replica go on, and then every task run until it waits."""
+        self.let(number, failure)
+        await settle()
+
     def _gate(self, number: int) -> anyio.Event:
         return self._gates.setdefault(number, anyio.Event())
 
@@ -318,10 +329,6 @@ async def under_way(tasks: TaskGroup, *calls: Any) -> list[Caller]:
     callers = await line_up(tasks, *calls)
     await settle()
     return callers
-
-
-async def echo(items: list[int]) -> list[int]:
-    return items
 
 
 async def slowly(items: list[float]) -> list[float]:

@@ -40,9 +40,7 @@ async def running(code: Any, stage: Stage, **config: Any) -> AsyncGenerator[Back
 
 
 @pytest.mark.parametrize("closes", [True, False])
-async def test_who_waits_for_the_first_replica_is_told_that_the_backend_has_ended(
-    closes: bool,
-) -> None:
+async def test_who_waits_for_the_first_replica_is_told_that_the_backend_has_ended(closes):
     stage = Stage()
     stage.start = never
     async with anyio.create_task_group() as tasks:

@@ -6,8 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import httpx
 import pytest
 

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
@@ -45,14 +44,12 @@ async def change(controller: Controller, **config: Any) -> None:
     await controller.update_backend_config("b", config)
 
 
-async def test_batch_options_hold_from_the_next_batch_on() -> None:
-    held = Held()
+async def test_batch_options_hold_from_the_next_batch_on(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=2) as (controller, handle, stage, tasks):
         await under_way(tasks, *[handle.call(item) for item in range(9)])
         first = len(held.batches[0])
         await change(controller, max_batch_size=4)
-        held.gate.set()
-        await settle()
+        await held.release()
         sizes = [len(batch) for batch in held.batches]
         assert sizes[0] == first
         assert sizes[1] == 4
@@ -75,8 +72,7 @@ async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> No
         assert second[0].ended_at == pytest.approx(27)
 
 
-async def test_more_batches_at_once_need_no_new_replica() -> None:
-    held = Held()
+async def test_more_batches_at_once_need_no_new_replica(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=1) as (controller, handle, stage, tasks):
         await under_way(tasks, *[handle.call(item) for item in range(3)])
         assert len(held.batches) == 1
@@ -159,8 +155,7 @@ async def test_user_config_is_told_to_all_replicas_and_replaces_none() -> None:
 async def test_replicas_that_start_later_are_told_the_user_config_of_then() -> None:
     async with serving(Configured, user_config=1) as (controller, handle, stage):
         await change(controller, user_config=2)
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         assert await handle.call(0) == 2
         await controller.scale_backend("b", 2)
         assert [replica.told for replica in stage.replicas[1:]] == [[2], [2]]
@@ -187,7 +182,6 @@ async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
 
 
 async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> None:
-
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == 1 and replica.number < 4:  # and not those that take their places
             await anyio.sleep_forever()
@@ -204,7 +198,6 @@ async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> 
 
 
 async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced() -> None:
-
     async def reconfigure(replica: ScriptedReplica, _: Any) -> None:
         if replica.number == 0:
             raise ZeroDivisionError
@@ -220,7 +213,6 @@ async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced
 
 @pytest.mark.parametrize("dying", [0, 1])
 async def test_a_replica_that_dies_while_it_is_told_fails_the_change(dying: int) -> None:
-
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == 2 and replica.number == dying:
             replica.die()
@@ -240,9 +232,7 @@ async def test_a_replica_that_dies_while_it_is_told_fails_the_change(dying: int)
         assert [replica.number for replica in stage.alive] == [1 - dying, 2]
 
 
-async def test_a_user_config_that_kills_is_set_right_without_a_wait() -> None:
-    stage = Stage()
-
+async def test_a_user_config_that_kills_is_set_right_without_a_wait(stage: Stage) -> None:
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
         if config == "deadly":
             replica.die()
@@ -264,9 +254,7 @@ class Healthy(Configured):
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies: bool) -> None:
-    stage = Stage()
-
+async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies, stage):
     async def health(replica: ScriptedReplica) -> None:
         if replica.told[-1] == 2:
             if dies:
@@ -284,9 +272,7 @@ async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies: bo
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(dies: bool) -> None:
-    stage = Stage()
-
+async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(dies, stage):
     async def health(replica: ScriptedReplica) -> None:
         if replica.blueprint.placement_options:
             if dies:
@@ -305,8 +291,7 @@ async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(
             await controller.create_backend("other", Healthy, config=config)
 
 
-async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time() -> None:
-    stage = Stage()
+async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time(stage):
     checked = anyio.Event()
 
     async def health(replica: ScriptedReplica) -> None:
@@ -337,8 +322,7 @@ async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() 
         backend.config = backend.supervisor.config = backend.config.changed(
             {"user_config": "deadly"}
         )
-        stage.replicas[0].die()
-        await anyio.sleep(100)
+        await stage.lose(wait_s=100)
         assert controller.status_now().backends["b"].state == "unavailable"
         await change(controller, user_config=3)
         assert await handle.call(0) == 3
@@ -350,8 +334,7 @@ async def unavailable() -> AsyncGenerator[tuple[Controller, Any, Stage]]:
     """Serves a backend whose replica has died, and that can't be started again as yet."""
     async with serving(echo) as (controller, handle, stage):
         stage.start = failing("no luck", lambda _: True)
-        stage.replicas[0].die()
-        await anyio.sleep(1000)
+        await stage.lose(wait_s=1000)
         assert (await controller.status()).backends["b"].state == "unavailable"
         yield controller, handle, stage
 
@@ -392,9 +375,7 @@ async def test_a_verb_that_mends_nothing_says_so_and_changes_nothing(name: str) 
         assert await handle.call(1) == 1
 
 
-async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started() -> None:
-    stage = Stage()
-
+async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started(stage):
     async def start(replica: ScriptedReplica) -> str | None:
         if replica.number > 0:
             stage.replicas[0].die()
@@ -413,9 +394,7 @@ async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started(
         assert anyio.current_time() - now < 5
 
 
-async def test_a_user_config_that_is_not_taken_in_time_is_taken_back() -> None:
-    stage = Stage()
-
+async def test_a_user_config_that_is_not_taken_in_time_is_taken_back(stage: Stage) -> None:
     async def reconfigure(_: ScriptedReplica, config: Any) -> None:
         if config == 2:
             await anyio.sleep_forever()
@@ -470,10 +449,8 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
 
 
 @pytest.mark.parametrize("more", [{"shared_memory_bytes": 7}, {"num_replicas": 3}, {}])
-async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
-    more: dict[str, Any],
-) -> None:
-    async def put(*_: Any) -> None:
+async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(more):
+    async def put(*_):
         await anyio.lowlevel.checkpoint()
         raise OSError("the disk is full")
 
@@ -490,8 +467,7 @@ async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
         assert await handle.call(0) == 1
 
 
-async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> None:
-    stage = Stage()
+async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config(stage: Stage) -> None:
     stage.start = gated = Gated(first=1)
     told = anyio.Event()
 
@@ -504,8 +480,7 @@ async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(controller.update_backend_config, "b", {"user_config": 2})
             await settle()
-            gated.let(1)
-            await settle()
+            await gated.go(1)
             told.set()
             await anyio.sleep(1)
             gated.let(2)
@@ -513,17 +488,14 @@ async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> 
         assert len(stage.alive) == 2
 
 
-async def test_a_replica_that_was_starting_never_answers_with_the_old_user_config() -> None:
-    stage = Stage()
+async def test_a_replica_that_was_starting_never_answers_with_the_old_user_config(stage):
     stage.start = gated = Gated(first=1)
     config = {"num_replicas": 2, "user_config": 1, "max_batch_size": 1}
     async with serving(Configured, stage, **config) as (controller, handle, _):
         await change(controller, user_config=2)
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert await outcomes(*[handle.call(0) for _ in range(4)]) == [2] * 4
-        gated.let(2)
-        await settle()
+        await gated.go(2)
         assert [replica.told for replica in stage.alive] == [[1, 2], [2]]
 
 
@@ -558,17 +530,14 @@ async def test_a_placement_that_is_not_there_is_refused() -> None:
     async with serving(echo) as (controller, handle, stage):
         with pytest.raises(ValueError, match=r"no\.such:thing"):
             await change(controller, placement="no.such:thing")
-        stage.replicas[0].die()
-        await anyio.sleep(10)
+        await stage.lose(wait_s=10)
         assert await handle.call(1) == 1
 
 
 @pytest.mark.parametrize(
     ("change_of", "told"), [({"shared_memory_bytes": 7}, [1]), ({"num_replicas": 2}, [1, 2, 1])]
 )
-async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
-    change_of: dict[str, Any], told: list[Any]
-) -> None:
+async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(change_of, told):
     stage = Stage()
     stage.start = failing("no room", lambda number: number > 0)
     async with serving(Configured, stage, user_config=1) as (controller, handle, _):
@@ -579,13 +548,11 @@ async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
         assert await handle.call(0) == 1
 
 
-async def test_batching_changes_at_once_while_a_replica_is_started_again() -> None:
-    stage = Stage()
+async def test_batching_changes_at_once_while_a_replica_is_started_again(stage: Stage) -> None:
     stage.start = Gated(first=2)
     async with serving(echo, stage, num_replicas=2) as (controller, _, _):
         await settle()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         with anyio.fail_after(1):
             await change(controller, max_batch_size=3)
 
@@ -677,9 +644,7 @@ async def test_a_bound_that_is_lowered_holds_from_the_next_batch_on() -> None:
 
 
 @pytest.mark.parametrize("old_name", [False, True])
-async def test_it_warns_once_of_a_bound_below_what_batches_need(
-    old_name: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_warns_once_of_a_bound_below_what_batches_need(old_name, caplog):
     name = "max_concurrent_queries" if old_name else "max_ongoing_requests"
     async with serving(echo, max_batch_size=8, **{name: 4}) as (controller, _, _):
         await change(controller, retries=1)
@@ -689,8 +654,7 @@ async def test_it_warns_once_of_a_bound_below_what_batches_need(
         assert "max_batch_size * max_concurrent_batches = 8" in said[0].getMessage()
 
 
-async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other() -> None:
-    stage = Stage()
+async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other(stage):
     now = most = 0
 
     async def reconfigure(replica: ScriptedReplica, _: Any) -> None:

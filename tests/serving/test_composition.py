@@ -123,23 +123,15 @@ async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
 # Time and cancellation
 
 
-async def test_a_deadline_holds_for_what_is_called_inside():
-    inner = Hanging()
-    async with joined(inner=inner) as (_client, handle):
-        with pytest.raises(errors.DeadlineExceeded):
-            await handle.options(timeout_s=5).call(1)
-        assert anyio.current_time() == pytest.approx(5)
-        await inner.left.wait()
-        assert inner.left_at == pytest.approx(5)
-
-
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement"),
     [(PlainCalling, "thread"), pytest.param(Calling, "process", marks=pytest.mark.one_loop)],
 )
 @pytest.mark.parametrize("leaves", [False, True], ids=["deadline", "leaves"])
-async def test_so_it_does_across_threads_and_processes(code, placement, leaves):
+async def test_a_deadline_and_leaving_end_the_calls_of_threads_and_processes(
+    code, placement, leaves
+):
     inner = Hanging()
     async with Controller() as client:
         config = {"placement": placement}
@@ -253,30 +245,6 @@ async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
 # The end
 
 
-async def test_shutdown_answers_what_is_under_way_before_it_ends_what_that_calls():
-    gate = anyio.Event()
-
-    class Slow(Calling):
-        async def __call__(self, item):
-            await gate.wait()
-            return await self.handle.call(item)
-
-    async with joined(Slow) as (client, handle), anyio.create_task_group() as tasks:
-        results = []
-
-        async def call() -> None:
-            results.append(await handle.call(1))
-
-        tasks.start_soon(call)
-        await settle()
-        tasks.start_soon(client.shutdown)
-        await settle()
-        with pytest.raises(errors.ShutDown):
-            await handle.call(2)
-        gate.set()
-    assert results == [1]
-
-
 @real_time
 async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
     inner = Hanging()
@@ -294,9 +262,6 @@ async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
             await client.shutdown()
         inner.let_go.set()
         assert not patience.cancelled_caught
-
-
-# Handles
 
 
 async def test_a_method_that_is_not_there_is_no_such_name():

@@ -285,9 +285,7 @@ def test_an_option_without_effect_is_refused(name: str, value: Any, places: set[
         ({"name": "mine"}, ValueError, "has no 'name'; it has .* Shoal sets the other"),
     ],
 )
-def test_wrong_ray_options_are_refused_when_they_are_given(
-    options: Any, error: type[Exception], says: str
-) -> None:
+def test_wrong_ray_options_are_refused_when_they_are_given(options, error, says):
     with pytest.raises(error, match=says):
         BackendConfig.of({"placement": "ray", "ray_options": options})
 
@@ -374,9 +372,7 @@ def test_options_of_shoals_placements_are_written_by_name(placement: str) -> Non
         ({}, TypeError, "^placement_options: .*'zone'"),
     ],
 )
-def test_a_placement_checks_its_options(
-    given: dict[str, Any], error: type[Exception], says: str
-) -> None:
+def test_a_placement_checks_its_options(given, error, says):
     with pytest.raises(error, match=says):
         BackendConfig(placement=Pool(), placement_options=given)
     assert BackendConfig(placement=Pool(), placement_options={"zone": "a"})
@@ -464,9 +460,7 @@ def test_a_config_shows_what_was_given() -> None:
         (place, {"shared_memory_bytes": 0}),
     ],
 )
-def test_what_a_running_replica_can_not_take_in_needs_new_ones(
-    placement: Any, change: dict[str, Any]
-) -> None:
+def test_what_a_running_replica_can_not_take_in_needs_new_ones(placement, change):
     before = BackendConfig(placement=placement)
     assert before.changed(change).needs_new_replicas(before)
 
@@ -592,9 +586,7 @@ def test_sizes_that_fit_are_kept() -> None:
     ("at_once", "most", "slots"),
     [(None, None, 1), (None, 8, 8), (3, None, 3), (3, 8, 3), (8, 3, 3)],
 )
-def test_code_that_takes_one_item_has_as_many_at_once_as_a_replica_may_have(
-    at_once: int | None, most: int | None, slots: int
-) -> None:
+def test_code_that_takes_one_item_has_as_many_at_once_as_a_replica_may_have(at_once, most, slots):
     given = {"max_concurrent_batches": at_once, "max_ongoing_requests": most}
     config = BackendConfig.of({name: value for name, value in given.items() if value is not None})
     assert config.slots(batched=False) == slots

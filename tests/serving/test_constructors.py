@@ -94,9 +94,7 @@ class Steps(_Made):
         pytest.param(Function, "process", marks=pytest.mark.one_loop),
     ],
 )
-async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(
-    code: type[_Made], placement: str
-) -> None:
+async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(code, placement):
     async with Controller() as controller:
         config = {"placement": placement}
         await deployed(controller, "code", f"{__name__}:{code.__name__}", config=config)
@@ -150,9 +148,7 @@ class Raises:
 
 
 @pytest.mark.parametrize("how", [ValueError(7), SystemExit(7), GeneratorExit(7)])
-async def test_whatever_the_constructor_of_an_async_class_raises_is_a_failed_start(
-    how: BaseException,
-) -> None:
+async def test_whatever_the_constructor_of_an_async_class_raises_is_a_failed_start(how):
     async with Controller() as controller:
         error = await outcome(controller.create_backend("code", Raises, how))
         assert isinstance(error, shoal.errors.ReplicaNotStarted)
@@ -168,9 +164,7 @@ class Slow:
         return item
 
 
-async def test_a_slow_constructor_of_an_async_class_is_logged_with_advice(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_constructor_of_an_async_class_is_logged_with_advice(caplog, monkeypatch):
     monkeypatch.setattr("shoal.batching.handlers.handler.HELD_LONG_S", 0.01)
     with caplog.at_level(logging.WARNING, "shoal"):
         async with Controller() as controller:
@@ -196,9 +190,7 @@ class NeedsLoop(PlainNeedsLoop):
 
 
 @pytest.mark.parametrize("placement", ["task", "thread"])
-async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(
-    placement: str,
-) -> None:
+async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(placement):
     async with Controller() as controller:
         config = {"placement": placement}
         error = await outcome(controller.create_backend("code", PlainNeedsLoop, config=config))

@@ -26,9 +26,7 @@ async def _stream(handle: EndpointHandle, item: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("placement", "code"), CASES)
-async def test_a_variable_that_code_sets_holds_until_its_call_ends(
-    placement: str, code: Any
-) -> None:
+async def test_a_variable_that_code_sets_holds_until_its_call_ends(placement, code):
     async with Controller() as controller:
         config = {"placement": placement, "user_config": {"version": 1}, "max_batch_size": 4}
         handle = await deployed(controller, "code", code, config=config)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 from batching.scenes import line_up, outcome
@@ -131,9 +130,7 @@ async def test_a_change_that_is_cancelled_is_kept_whole_or_not_at_all(path: Path
     assert (await declared(path))[1] == there
 
 
-async def test_the_file_is_not_closed_while_a_change_is_being_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_file_is_not_closed_while_a_change_is_being_written(path, monkeypatch):
     writing, go_on = threading.Event(), threading.Event()
     is_writing = False
     closed_while_writing: list[bool] = []

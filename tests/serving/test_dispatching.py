@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
+from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, read, settle
 from serving.scenes import (
     Gated,
     ScriptedReplica,
@@ -48,24 +48,12 @@ class Deadly:
         return next(replica for replica in self._stage.replicas if replica.tag == tag)
 
 
-async def read(handle: EndpointHandle, item: Any) -> list[Any]:
-    """Reads a stream; what it ends with stands last, if that is an error."""
-    got: list[Any] = []
-    try:
-        async with handle.stream(item) as stream:
-            async for step in stream:
-                got.append(step)  # noqa: PERF401 - what came before an error is kept
-    except Exception as error:
-        got.append(error)
-    return got
-
-
 async def read_until_a_death(stage: Stage, handle: EndpointHandle) -> list[list[Any]]:
     """Reads two streams, whose replica dies when each has made a step."""
     results: list[list[Any]] = []
 
     async def reader(item: int) -> None:
-        results.append(await read(handle, item))
+        results.append(await read(handle.stream(item)))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader, 0)
@@ -75,7 +63,7 @@ async def read_until_a_death(stage: Stage, handle: EndpointHandle) -> list[list[
     return results
 
 
-async def test_an_error_about_results_names_the_backend() -> None:
+async def test_ri3_an_error_about_results_names_the_backend() -> None:
     async def five(_: list[int]) -> Any:
         return 5
 
@@ -91,15 +79,13 @@ async def test_batches_go_to_idle_replicas_in_turn() -> None:
         assert [number for number, _ in stage.calls] == [0, 1, 2, 0, 1, 2]
 
 
-async def test_requests_pile_up_while_all_replicas_are_busy() -> None:
-    held = Held()
+async def test_requests_pile_up_while_all_replicas_are_busy(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, max_batch_size=4) as (_, handle, stage, tasks):
         await under_way(tasks, handle.call(0))
         await under_way(tasks, handle.call(1))
         await under_way(tasks, *[handle.call(item) for item in range(2, 8)])
         assert stage.calls == [(0, [0]), (1, [1])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [items for _, items in stage.calls] == [[0], [1], [2, 3, 4, 5], [6, 7]]
 
 
@@ -198,14 +184,12 @@ async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
-    held = Held()
+async def test_a_replica_that_dies_fails_its_batch_and_no_other(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, **PAIRS) as (_, handle, stage, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         stage.replicas[0].die("ran out of luck")
         await settle()
-        held.gate.set()
-        await settle()
+        await held.release()
         first, second, *others = [caller.outcome for caller in callers]
         assert isinstance(first, ReplicaDied)
         assert isinstance(second, ReplicaDied)
@@ -214,34 +198,27 @@ async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
         assert others == [2, 3]
 
 
-async def test_a_batch_runs_again_where_retries_allow_it() -> None:
-    held = Held()
+async def test_a_batch_runs_again_where_retries_allow_it(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage, tasks):
         callers = await under_way(tasks, handle.call(0), handle.call(1))
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert stage.calls == [(0, [0, 1]), (1, [0, 1])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == [0, 1]
 
 
-async def test_a_batch_runs_again_also_while_its_backend_drains() -> None:
-    held = Held()
+async def test_a_batch_runs_again_also_while_its_backend_drains(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2, retries=1) as (controller, handle, stage, tasks):
         [caller] = await under_way(tasks, handle.call(0))
         tasks.start_soon(controller.shutdown)
         await settle()
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert stage.calls == [(0, [0]), (1, [0])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 0
 
 
 async def test_a_batch_runs_again_with_all_of_its_items() -> None:
-
     async def code(items: list[int]) -> list[int]:
         taken = [items.pop() for _ in range(len(items))][::-1]
         if len(stage.calls) == 1:
@@ -255,8 +232,7 @@ async def test_a_batch_runs_again_with_all_of_its_items() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> None:
-    stage = Stage()
+async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int, stage: Stage) -> None:
     async with serving(Deadly(stage, 666), stage, retries=retries) as (controller, handle, _):
         assert isinstance(await outcome(handle.call(666)), ReplicaDied)
         assert len(stage.calls) == retries + 1
@@ -264,19 +240,16 @@ async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> N
         assert (await controller.status()).backends["b"].deaths == retries + 1
 
 
-async def test_retries_are_those_of_the_config_when_the_replica_dies() -> None:
-    held = Held()
+async def test_retries_are_those_of_the_config_when_the_replica_dies(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2) as (controller, handle, stage, tasks):
         [caller] = await under_way(tasks, handle.call(0))
         await controller.update_backend_config("b", {"retries": 1})
         stage.replicas[0].die()
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 0
 
 
-async def test_one_item_that_kills_fails_alone_where_errors_are_isolated() -> None:
-    stage = Stage()
+async def test_one_item_that_kills_fails_alone_where_errors_are_isolated(stage: Stage) -> None:
     code = Deadly(stage, 666)
     async with serving(code, stage, isolate_errors=True, max_batch_size=8) as (_, handle, _):
         items = [1, 2, 666, 4, 5, 6, 7, 8]
@@ -285,8 +258,7 @@ async def test_one_item_that_kills_fails_alone_where_errors_are_isolated() -> No
         assert [*results[:2], *results[3:]] == [-1, -2, -4, -5, -6, -7, -8]
 
 
-async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again() -> None:
-    held = Held()
+async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again(held: Held) -> None:
     async with serving(held) as (controller, inner, stage):
 
         async def code(items: list[int]) -> list[int]:
@@ -298,8 +270,7 @@ async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again()
         )
         async with anyio.create_task_group() as tasks:
             [caller] = await under_way(tasks, outer.call(1))
-            stage.replicas[0].die()
-            await settle()
+            await stage.lose()
             assert isinstance(caller.outcome, ReplicaDied)
             assert caller.outcome.replica == "b#0"
         assert len(others.calls) == 1
@@ -315,48 +286,39 @@ async def test_an_error_of_the_code_is_no_reason_to_run_again() -> None:
         assert len(stage.calls) == 1
 
 
-async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_go() -> None:
-    stage, held = Stage(), Held()
+async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_go(held, stage):
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
         first, second = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
-        first.leave()
-        await settle()
+        await stage.lose(wait_s=1)
+        await first.gone()
         assert first.outcome is LEFT
         assert second.outcome is PENDING
         gated.let(1)
-        held.gate.set()
-        await settle()
+        await held.release()
         assert second.outcome == 2
 
 
-async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica() -> None:
-    stage, held = Stage(), Held()
+async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica(held, stage):
     async with serving_tasks(held, stage, retries=3) as (controller, handle, _, tasks):
         callers = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         for caller in callers:
             caller.leave()
         await settle()
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert len(stage.calls) == 1
         assert (await controller.status()).backends["b"].ongoing == 0
 
 
-async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered() -> None:
-    held = Held()
+async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered(held):
     config: Any = {"max_batch_size": 4, "batch_wait_timeout_s": None, "retries": 1}
     async with serving_tasks(held, num_replicas=2, **config) as (controller, handle, stage, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(4)])
         await controller.update_backend_config("b", {"max_ongoing_requests": 2})
         held.gate.set()
-        stage.replicas[0].die()
-        await anyio.sleep(10)
+        await stage.lose(wait_s=10)
         assert [caller.outcome for caller in callers] == [0, 1, 2, 3]
 
 
@@ -385,7 +347,7 @@ async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
     async with serving(code, num_replicas=2, **config) as (_, handle, stage):
 
         async def reader(item: int) -> None:
-            results[item] = await read(handle, item)
+            results[item] = await read(handle.stream(item))
 
         async with anyio.create_task_group() as tasks:
             for item in range(4):
@@ -415,16 +377,13 @@ async def test_streams_fail_after_what_they_have_where_nothing_may_run_again() -
 async def test_streams_that_all_have_ended_do_not_run_again() -> None:
     code = Streams([["zero"], [shoal.END]])
     async with serving(code, retries=1) as (_, handle, stage):
-        assert await read(handle, 0) == ["zero"]
-        stage.replicas[0].die()
-        await anyio.sleep(5)
+        assert await read(handle.stream(0)) == ["zero"]
+        await stage.lose(wait_s=5)
         assert len(code.runs) == 1
 
 
 @pytest.mark.parametrize("second", [shoal.SKIP, "one"])
-async def test_the_log_says_that_streams_run_again_if_some_do(
-    second: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_log_says_that_streams_run_again_if_some_do(second, caplog):
     code = Streams([["zero", second]])
     async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):
         await read_until_a_death(stage, handle)
@@ -442,13 +401,11 @@ async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
     assert len(code.runs[1]) == 1
 
 
-async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() -> None:
-    stage, held = Stage(), Held()
+async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started(held, stage):
     async with serving_tasks(held, stage, retries=3) as (_, handle, _, tasks):
         [caller] = await under_way(tasks, handle.call(1))
         stage.start = failing()
-        stage.replicas[0].die()
-        await anyio.sleep(100)
+        await stage.lose(wait_s=100)
         assert isinstance(caller.outcome, BackendUnavailable)
 
 
@@ -463,20 +420,18 @@ class Two:
         return items
 
 
-async def test_a_method_whose_callers_have_left_keeps_no_place() -> None:
-    held = Held()
+async def test_a_method_whose_callers_have_left_keeps_no_place(held: Held) -> None:
     async with serving_tasks(Two(held), max_batch_size=1) as (_, handle, _, tasks):
         other = handle.options(method_name="other")
         assert await other.call(0) == 0
         first, second = await under_way(tasks, handle.call(1), handle.call(2))
         [leaving] = await under_way(tasks, other.call(3))
         leaving.leave()
-        held.gate.set()
-        await settle()
+        await held.release()
         assert (first.outcome, second.outcome, leaving.outcome) == (1, 2, LEFT)
 
 
-async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
+async def test_a_method_whose_batcher_broke_keeps_no_place(held: Held) -> None:
     class Breaking(SizeOrWait):
         is_broken = False
 
@@ -489,7 +444,6 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
             return decision
 
     cutters: list[Breaking] = []
-    held = Held()
     async with (
         serving(Two(held), max_batch_size=1, policy=lambda options: Breaking(options)) as (
             controller,
@@ -513,13 +467,11 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
 
 
 @pytest.mark.parametrize("passes", range(6))
-async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(passes: int) -> None:
-    stage, held = Stage(), Held()
+async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(passes, held, stage):
     async with serving_tasks(held, stage, retries=3, max_batch_size=1) as (_, handle, _, tasks):
         leaving, staying = await under_way(tasks, handle.call(1), handle.call(2))
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         held.gate.set()
         gated.let(1)
         for _ in range(passes):

@@ -37,9 +37,7 @@ async def read(handle: Any, item: int, begun: anyio.Event, got: list[Any]) -> No
 
 
 @PLACES
-async def test_streams_without_an_end_end_with_their_backend(
-    code: Any, placement: str, how: str
-) -> None:
+async def test_streams_without_an_end_end_with_their_backend(code, placement, how):
     got: list[Any] = []
     with anyio.fail_after(HANG_S):
         async with Controller() as controller, anyio.create_task_group() as tasks:

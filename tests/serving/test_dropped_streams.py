@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import shoal

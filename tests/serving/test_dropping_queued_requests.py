@@ -21,8 +21,7 @@ async def served(controller: Controller, held: Held) -> EndpointHandle:
 
 
 @pytest.mark.parametrize("how", ["delete the backend", "shut down"])
-async def test_what_waits_fails_and_what_runs_is_answered(how: str) -> None:
-    held = Held()
+async def test_what_waits_fails_and_what_runs_is_answered(how: str, held: Held) -> None:
     async with Controller() as controller, anyio.create_task_group() as tasks:
         handle = await served(controller, held)
         callers = await line_up(tasks, *map(handle.call, range(3)))
@@ -39,8 +38,7 @@ async def test_what_waits_fails_and_what_runs_is_answered(how: str) -> None:
     assert held.cancelled == []
 
 
-async def test_a_server_refuses_what_waits_as_soon_as_it_is_told_to_end() -> None:
-    held = Held()
+async def test_a_server_refuses_what_waits_as_soon_as_it_is_told_to_end(held: Held) -> None:
     app = shoal.App()
     app.endpoint("/held", **DROP)(held)
     running, waiting = (Call(app, "/held", item=item) for item in ("running", "waiting"))
@@ -58,8 +56,7 @@ async def test_a_server_refuses_what_waits_as_soon_as_it_is_told_to_end() -> Non
     assert running.answer.json() == "running"
 
 
-async def test_a_config_that_changes_has_it_from_then_on() -> None:
-    held = Held()
+async def test_a_config_that_changes_has_it_from_then_on(held: Held) -> None:
     async with Controller() as controller, anyio.create_task_group() as tasks:
         handle = await served(controller, held)
         await controller.update_backend_config("held", {"drop_queued_on_shutdown": False})

@@ -88,8 +88,7 @@ async def test_a_weight_of_nothing_gets_nothing_and_keeps_the_backend_in_use() -
         await controller.delete_backend("c")
 
 
-async def test_queued_requests_end_where_they_are_when_traffic_moves() -> None:
-    held = Held()
+async def test_queued_requests_end_where_they_are_when_traffic_moves(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=2) as (controller, handle, _, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(5)])
         await another(controller, "c")
@@ -97,8 +96,7 @@ async def test_queued_requests_end_where_they_are_when_traffic_moves() -> None:
         assert await handle.call(9) == "c"
         [deleting] = await under_way(tasks, controller.delete_backend("b"))
         assert deleting.outcome is PENDING
-        held.gate.set()
-        await settle()
+        await held.release()
         assert [caller.outcome for caller in callers] == [*range(5)]
         assert deleting.outcome is None
 
@@ -111,8 +109,7 @@ async def test_a_backend_that_is_used_can_not_be_deleted() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_force_fails_queued_requests() -> None:
-    held = Held()
+async def test_force_fails_queued_requests(held: Held) -> None:
     async with serving_tasks(held, max_batch_size=1) as (controller, handle, stage, tasks):
         callers = await under_way(tasks, *[handle.call(item) for item in range(3)])
         await another(controller, "c")
@@ -157,8 +154,7 @@ async def test_so_many_are_held_and_no_more() -> None:
             error = await outcome(later.call(-1))
             assert isinstance(error, Overloaded)
             assert "wait for traffic" in str(error)
-            callers[0].leave()
-            await settle()
+            await callers[0].gone()
             await line_up(tasks, later.call(0))
             assert isinstance(await outcome(later.call(-1)), Overloaded)
             await controller.set_traffic("later", {"b": 1})
@@ -175,12 +171,11 @@ async def test_a_request_that_comes_when_there_is_traffic_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-async def test_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> None:
+async def test_rc4_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> None:
     async with serving(echo) as (controller, _, stage), anyio.create_task_group() as tasks:
         later = await without_traffic(controller)
         callers = await under_way(tasks, *[later.call(item) for item in range(3)])
-        callers[leaving].leave()
-        await settle()
+        await callers[leaving].gone()
         assert callers[leaving].outcome is LEFT
         assert controller.status_now().endpoints["later"].held == 2
         await controller.set_traffic("later", {"b": 1})
@@ -195,8 +190,7 @@ async def test_a_caller_that_leaves_when_traffic_is_set_holds_up_nobody(leaving:
         later = await without_traffic(controller)
         callers = await under_way(tasks, *[later.call(item) for item in range(3)])
         await controller.set_traffic("later", {"b": 1})
-        callers[leaving].leave()
-        await settle()
+        await callers[leaving].gone()
         for item, caller in enumerate(callers):
             assert caller.outcome in ((item, LEFT) if item == leaving else (item,))
 

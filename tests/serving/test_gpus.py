@@ -91,16 +91,14 @@ async def test_a_deleted_backend_gives_them_back():
 async def test_a_replica_that_dies_gives_its_own_to_the_next_one():
     async with serving(echo, num_replicas=2, gpus=2) as (controller, handle, stage):
         await settle()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         assert devices_of(stage.alive) == [("2", "3"), ("0", "1")]
         assert await handle.call(1) == 1
         status = controller.status_now().backends["b"]
         assert (status.starts, status.deaths, status.failure) == (3, 1, None)
 
 
-async def test_one_that_is_unhealthy_is_replaced_when_its_own_are_free():
-    stage = Stage()
+async def test_one_that_is_unhealthy_is_replaced_when_its_own_are_free(stage):
     stage.kill_gate = anyio.Event()
     async with serving(echo, stage, gpus=4, health_check_period_s=1.0) as (controller, _, _):
 
@@ -129,11 +127,9 @@ async def test_an_update_starts_new_ones_beside_the_old_ones_where_some_are_free
             )
             await settle()
             assert len(stage.alive) == 2
-            gated.let(2)
-            await settle()
+            await gated.go(2)
             assert len(stage.alive) == 3
-            gated.let(3)
-            await settle()
+            await gated.go(3)
             assert updating.outcome is None
         assert devices_of(stage.alive) == [("2",), ("3",)]
 
@@ -165,8 +161,7 @@ async def test_the_only_replica_is_replaced_and_its_requests_wait():
             [call] = await line_up(tasks, handle.call(5))
             assert len(stage.alive) == 0
             assert (restarting.outcome, call.outcome) == (PENDING, PENDING)
-            gated.let(1)
-            await settle()
+            await gated.go(1)
             assert (restarting.outcome, call.outcome) == (None, 5)
 
 

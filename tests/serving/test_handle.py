@@ -272,18 +272,16 @@ async def test_a_call_without_arguments_is_what_the_code_says_where_it_says_so(c
         assert result == 3 or isinstance(result, TypeError)
 
 
-async def test_a_priority_goes_first() -> None:
+async def test_a_priority_goes_first(held: Held) -> None:
     config: Any = {"max_batch_size": 1, "priority_levels": 3, "default_priority": 3}
-    held = Held()
     async with serving(held, **config) as (_, handle, _), anyio.create_task_group() as tasks:
         await under_way(tasks, handle.call(0))
         await under_way(tasks, handle.call(3), handle.options(priority=1).call(1))
-        held.gate.set()
-        await settle()
+        await held.release()
         assert held.batches == [[0], [1], [3]]
 
 
-async def test_a_time_out_ends_a_call_that_runs() -> None:
+async def test_rc14_a_time_out_ends_a_call_that_runs() -> None:
     async with serving(slowly) as (_, handle, _):
         error = await outcome(handle.options(timeout_s=2).call(100.0))
         assert isinstance(error, DeadlineExceeded)
@@ -307,8 +305,7 @@ async def test_a_time_out_ends_a_stream() -> None:
         assert controller.status_now().endpoints["e"].errors == 1
 
 
-async def test_a_full_queue_refuses_calls() -> None:
-    held = Held()
+async def test_a_full_queue_refuses_calls(held: Held) -> None:
     async with serving_tasks(held, max_queued_requests=2) as (controller, handle, _, tasks):
         await under_way(tasks, handle.call(0))
         await line_up(tasks, handle.call(1), handle.call(2))
@@ -380,7 +377,7 @@ async def test_a_reader_that_is_cancelled_leaves_the_stream(entered: bool) -> No
         assert closed == [[1]]
 
 
-async def test_a_stream_that_fails_counts_once() -> None:
+async def test_rc23_a_stream_that_fails_counts_once() -> None:
     async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
         yield items
         raise ZeroDivisionError
@@ -407,8 +404,7 @@ async def test_a_handle_finds_the_endpoint_that_has_its_name_now() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_a_call_in_rays_spelling_can_be_a_task() -> None:
-    held = Held()
+async def test_a_call_in_rays_spelling_can_be_a_task(held: Held) -> None:
     async with serving(held) as (_, handle, _):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(handle.remote, 1)
@@ -448,8 +444,7 @@ async def test_code_calls_other_code() -> None:
         assert [len(items) for _, items in stage.calls] == [5]
 
 
-async def test_a_caller_that_leaves_cancels_the_calls_of_the_code() -> None:
-    held = Held()
+async def test_rc3_rc5_a_caller_that_leaves_cancels_the_calls_of_the_code(held: Held) -> None:
     async with serving(held) as (controller, inner, _), anyio.create_task_group() as tasks:
 
         async def outer(items: list[int]) -> list[int]:
@@ -459,12 +454,11 @@ async def test_a_caller_that_leaves_cancels_the_calls_of_the_code() -> None:
         handle = await controller.get_handle("o")
         [caller] = await under_way(tasks, handle.call(1))
         assert held.batches == [[1]]
-        caller.leave()
-        await settle()
+        await caller.gone()
         assert held.cancelled == [[1]]
 
 
-async def test_a_deadline_goes_on_to_the_calls_of_the_code() -> None:
+async def test_rc18_a_deadline_goes_on_to_the_calls_of_the_code() -> None:
     async with serving(asked) as (controller, inner, _):
         seen: list[Any] = []
 

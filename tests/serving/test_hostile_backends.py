@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -115,9 +114,7 @@ async def well_again(handle: EndpointHandle) -> None:
 
 
 @PLACES
-async def test_what_the_code_raises_ends_its_batch_or_its_replica(
-    code: Any, placement: str
-) -> None:
+async def test_what_the_code_raises_ends_its_batch_or_its_replica(code, placement):
     async with served(code, placement) as (controller, handle):
         for how in (*RAISES, *RAISES):
             error = await error_of(handle.call(how))
@@ -138,9 +135,7 @@ async def test_so_does_what_a_generator_raises(code: Any, placement: str) -> Non
 
 
 @PLACES
-async def test_a_constructor_and_a_config_that_raise_it_are_refused(
-    code: Any, placement: str
-) -> None:
+async def test_a_constructor_and_a_config_that_raise_it_are_refused(code, placement):
     async with served(code, placement) as (controller, handle):
         for how in RAISES:
             with pytest.raises(ReplicaNotStarted):
@@ -262,9 +257,7 @@ class Loose(Async):
         ("close()", {"code": Loose, "item": 1}),
     ],
 )
-async def test_an_error_says_what_raised_it(
-    named: str, config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_error_says_what_raised_it(named, config, caplog):
     config = {"code": Async, "args": [], "placement": "task", **config}
     code, args, item = config.pop("code"), config.pop("args"), config.pop("item", None)
     told: list[Exception] = []
@@ -501,9 +494,7 @@ async def test_attributes_that_raise_end_their_replica_at_most(placement: str, h
 
 
 @ONE_OF_EACH
-async def test_a_module_that_raises_when_it_is_imported_is_refused(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_module_that_raises_when_it_is_imported_is_refused(how, tmp_path, monkeypatch):
     module = f"raises_{how.replace('-', '_')}"
     text = {"exit": "raise SystemExit(3)", "ctrl-c": "raise KeyboardInterrupt"}
     (tmp_path / f"{module}.py").write_text(text.get(how, "class P(BaseException): pass\nraise P"))

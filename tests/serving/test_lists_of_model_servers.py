@@ -8,11 +8,12 @@ import anyio
 import pytest
 
 from replicas.remote_servers import bound
-from serving.test_model_servers import Model, ingress, model_server, status_of, until
+from serving.test_model_servers import Model, ingress, model_server, status_of
 from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.serving.backends import membership
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 

@@ -34,16 +34,14 @@ class Health:
             raise RuntimeError("out of memory")
 
 
-async def test_health_is_checked_each_period() -> None:
-    stage = Stage()
+async def test_health_is_checked_each_period(stage: Stage) -> None:
     stage.health = health = Health(0)
     async with serving(echo, stage, health_check_period_s=4):
         await anyio.sleep(21)
     assert health.checked_at == [4, 8, 12, 16, 20]
 
 
-async def test_two_failures_are_borne() -> None:
-    stage = Stage()
+async def test_two_failures_are_borne(stage: Stage) -> None:
     stage.health = Health(2)
     async with serving(echo, stage, health_check_period_s=1):
         await anyio.sleep(10)
@@ -52,8 +50,7 @@ async def test_two_failures_are_borne() -> None:
         assert len(stage.replicas) == 1
 
 
-async def test_three_failures_in_a_row_end_a_replica() -> None:
-    stage = Stage()
+async def test_three_failures_in_a_row_end_a_replica(stage: Stage) -> None:
     stage.health = Health(3)
     async with serving(echo, stage, health_check_period_s=1) as (controller, handle, _):
         await anyio.sleep(10)
@@ -67,8 +64,7 @@ async def test_three_failures_in_a_row_end_a_replica() -> None:
         assert controller.status_now().backends["b"].restarts == 1  # one more is no restart
 
 
-async def test_a_check_that_does_not_come_back_has_failed() -> None:
-    stage = Stage()
+async def test_a_check_that_does_not_come_back_has_failed(stage: Stage) -> None:
     stage.health = never
     config: Any = {"health_check_period_s": 1, "health_check_timeout_s": 2}
     async with serving(echo, stage, **config):
@@ -78,8 +74,7 @@ async def test_a_check_that_does_not_come_back_has_failed() -> None:
         assert "no answer within 2 s" in str(stage.replicas[0].killed)
 
 
-async def test_the_work_of_an_unhealthy_replica_fails() -> None:
-    stage, held = Stage(), Held()
+async def test_the_work_of_an_unhealthy_replica_fails(held: Held, stage: Stage) -> None:
     stage.health = Health(3)
     async with serving_tasks(held, stage, health_check_period_s=1) as (_, handle, _, tasks):
         [caller] = await line_up(tasks, handle.call(1))
@@ -89,8 +84,7 @@ async def test_the_work_of_an_unhealthy_replica_fails() -> None:
         assert isinstance(caller.outcome, ReplicaDied)
 
 
-async def test_an_unhealthy_replica_that_takes_its_time_to_end_is_missed_by_nobody() -> None:
-    stage = Stage()
+async def test_an_unhealthy_replica_that_takes_its_time_to_end_is_missed_by_nobody(stage):
     stage.kill_gate = anyio.Event()
     stage.health = Health(3)
     async with serving(echo, stage, num_replicas=2, health_check_period_s=1) as (_, handle, _):
@@ -103,8 +97,7 @@ async def test_an_unhealthy_replica_that_takes_its_time_to_end_is_missed_by_nobo
         assert len(stage.replicas) == 3
 
 
-async def test_a_new_period_holds_from_the_next_check_on() -> None:
-    stage = Stage()
+async def test_a_new_period_holds_from_the_next_check_on(stage: Stage) -> None:
     stage.health = health = Health(0)
     async with serving(echo, stage, health_check_period_s=5) as (controller, _, _):
         await anyio.sleep(7)
@@ -113,8 +106,7 @@ async def test_a_new_period_holds_from_the_next_check_on() -> None:
     assert health.checked_at == [5, 10, 11, 12]
 
 
-async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None:
-    stage = Stage()
+async def test_a_new_period_holds_for_a_replica_that_was_being_started(stage: Stage) -> None:
     stage.start = gated = Gated(first=1)
     checks: list[int] = []
 
@@ -130,8 +122,7 @@ async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None
         assert 1 in checks
 
 
-async def test_health_is_not_checked_while_a_replica_drains() -> None:
-    stage, held = Stage(), Held()
+async def test_health_is_not_checked_while_a_replica_drains(held: Held, stage: Stage) -> None:
     stage.health = health = Health(0)
     async with serving_tasks(held, stage, health_check_period_s=1) as scene:
         controller, handle, _, tasks = scene
@@ -142,8 +133,7 @@ async def test_health_is_not_checked_while_a_replica_drains() -> None:
         held.gate.set()
 
 
-async def test_health_is_not_checked_while_a_replica_finishes_since_its_machine_stops() -> None:
-    stage, held = Stage(), Held()
+async def test_health_is_not_checked_while_a_replica_finishes_since_its_machine_stops(held, stage):
     async with serving_tasks(held, stage, health_check_period_s=1) as (_, handle, _, tasks):
         [caller] = await under_way(tasks, handle.call(1))
         await anyio.sleep(1.5)
@@ -151,13 +141,11 @@ async def test_health_is_not_checked_while_a_replica_finishes_since_its_machine_
         stage.replicas[0].is_leaving = True
         await anyio.sleep(20)
         assert stage.replicas[0].killed is None
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 1
 
 
-async def test_one_that_does_not_end_when_it_is_asked_to_is_given_up() -> None:
-    stage = Stage()
+async def test_one_that_does_not_end_when_it_is_asked_to_is_given_up(stage: Stage) -> None:
     stage.stop_gate = anyio.Event()
     async with serving(echo, stage, num_replicas=2, cancel_grace_s=3) as (controller, _, _):
         await settle()
@@ -169,8 +157,7 @@ async def test_one_that_does_not_end_when_it_is_asked_to_is_given_up() -> None:
         assert gone.killed == "it did not end when it was asked to"
 
 
-async def test_one_that_ends_while_it_drains_is_not_asked_to() -> None:
-    held = Held()
+async def test_one_that_ends_while_it_drains_is_not_asked_to(held: Held) -> None:
     async with serving_tasks(held, num_replicas=2) as (controller, handle, stage, tasks):
         callers = await under_way(tasks, handle.call(1))
         callers += await under_way(tasks, handle.call(2))
@@ -185,13 +172,11 @@ async def test_one_that_ends_while_it_drains_is_not_asked_to() -> None:
         assert scaling.outcome is None
         assert isinstance(callers[draining].outcome, ReplicaDied)
         assert not stage.replicas[draining].stopped
-        held.gate.set()
-        await settle()
+        await held.release()
         assert callers[1 - draining].outcome == 2 - draining
 
 
-async def test_a_scaling_does_not_wait_for_an_unhealthy_replica_to_end() -> None:
-    stage = Stage()
+async def test_a_scaling_does_not_wait_for_an_unhealthy_replica_to_end(stage: Stage) -> None:
     stage.kill_gate = anyio.Event()
     stage.health = Health(3)
     config: Any = {"num_replicas": 2, "health_check_period_s": 1, "cancel_grace_s": 100}

@@ -3,11 +3,13 @@
 import anyio
 import pytest
 
-from serving.test_model_servers import Model, ingress, model_server, one_held, status_of, until
+from handlers import echo
+from serving.test_model_servers import Model, ingress, model_server, one_held, status_of
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
@@ -60,15 +62,22 @@ async def test_the_only_caller_of_a_message_that_leaves_frees_its_place_over_the
     assert model.batches == [1]
 
 
-async def test_an_error_of_the_code_that_looks_like_a_closed_backend_is_its_result(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "retries"),
+    [
+        (BatcherClosed("another batcher is closed"), 1),
+        (ReplicaDied("it says", replica="model#0"), 0),  # and is replaced
+    ],
+)
+async def test_an_error_of_the_code_that_looks_like_an_end_is_its_result(tmp_path, error, retries):
     async def model(items: list[int]) -> list[int]:
         if 1 in items:
-            raise BatcherClosed("another batcher is closed")
+            raise error
         return items
 
     at = f"unix:{tmp_path}/a"
-    async with model_server(at, model), ingress(at, retries=1) as (controller, handle):
-        with pytest.raises(BatcherClosed, match="another batcher"):
+    async with model_server(at, model), ingress(at, retries=retries) as (controller, handle):
+        with pytest.raises(type(error), match=r"another batcher|it says"):
             await handle.call(1)
         with anyio.fail_after(HANG_S):
             assert await handle.call(2) == 2
@@ -157,20 +166,6 @@ async def test_the_death_of_a_replica_elsewhere_ends_no_replica_here():
     assert len(started) == 1
 
 
-async def test_a_replica_that_says_it_died_is_replaced(tmp_path):
-    async def model(items: list[int]) -> list[int]:
-        if 1 in items:
-            raise ReplicaDied("it says", replica="model#0")
-        return items
-
-    at = f"unix:{tmp_path}/a"
-    async with model_server(at, model), ingress(at) as (_, handle):
-        with pytest.raises(ReplicaDied):
-            await handle.call(1)
-        with anyio.fail_after(HANG_S):
-            assert await handle.call(2) == 2
-
-
 async def test_a_message_that_is_too_large_fails_alone(tmp_path, monkeypatch):
     async def model(items: list[bytes]) -> list[bytes]:
         return [item * 100 for item in items]
@@ -187,15 +182,12 @@ async def test_a_message_that_is_too_large_fails_alone(tmp_path, monkeypatch):
 
 
 async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(tmp_path, caplog):
-    async def one(items: list[int]) -> list[int]:
-        return items
-
     async def two(items: list[int], scales: list[int]) -> list[int]:
         return [item * scale for item, scale in zip(items, scales, strict=True)]
 
     at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     async with (
-        model_server(at, one),
+        model_server(at, echo),
         ingress(at) as (controller, handle),
         model_server(also, two),
     ):

@@ -23,6 +23,7 @@ from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
 from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
@@ -93,12 +94,6 @@ async def one_held(tmp_path, ingress_config=None, **config):
         await model.holding.wait()
         yield model, server, handle, tasks
         model.released.set()
-
-
-async def until(condition):
-    with anyio.fail_after(HANG_S):
-        while not condition():  # noqa: ASYNC110 - another connection makes it true
-            await anyio.sleep(0.005)
 
 
 def status_of(controller):

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, outcomes, settle
+from batching.scenes import outcome, outcomes
 from serving.scenes import serving, serving_tasks, under_way
 from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle
@@ -52,20 +52,23 @@ def code(load_s: float = 0.0, fails: Any = None) -> type[Models]:
     return type("Code", (Models,), {"log": [], "load_s": load_s, "fails": fails})
 
 
+@pytest.fixture
+def made() -> Any:
+    return code()
+
+
 def of(handle: EndpointHandle, model: str, item: int = 0) -> Any:
     return handle.options(model=model).call(item)
 
 
-async def test_a_batch_has_requests_of_one_model() -> None:
-    made = code()
+async def test_a_batch_has_requests_of_one_model(made: Any) -> None:
     async with serving(made, models={"most": 2}, batch_wait_timeout_s=1) as (_, handle, _stage):
         calls = [of(handle, "ab"[item % 2], item) for item in range(4)]
         assert await outcomes(*calls) == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
     assert len(made.log) == 4
 
 
-async def test_the_model_that_was_used_least_recently_is_unloaded() -> None:
-    made = code()
+async def test_the_model_that_was_used_least_recently_is_unloaded(made: Any) -> None:
     async with serving(made, models={"most": 2}) as (_, handle, _):
         for model in "abacb":
             await of(handle, model)
@@ -73,8 +76,7 @@ async def test_the_model_that_was_used_least_recently_is_unloaded() -> None:
     assert loads == ["load a", "load b", "unload b", "load c", "unload a", "load b"]
 
 
-async def test_a_replica_that_has_the_model_is_preferred() -> None:
-    made = code()
+async def test_a_replica_that_has_the_model_is_preferred(made: Any) -> None:
     async with serving(made, models={"most": 1}, num_replicas=2) as (_, handle, stage):
         for model in "abababab":
             await of(handle, model)
@@ -103,8 +105,7 @@ async def test_a_load_goes_on_without_its_callers() -> None:
     assert made.log.count("load a") == 1
 
 
-async def test_a_model_in_use_is_not_unloaded() -> None:
-    made = code()
+async def test_a_model_in_use_is_not_unloaded(made: Any) -> None:
     config: Any = {"models": {"most": 1, "max_switch_wait_s": 0}, "max_concurrent_batches": 2}
     async with serving_tasks(made, **config) as (_, handle, _, tasks):
         (first,) = await under_way(tasks, of(handle, "a"))
@@ -116,8 +117,7 @@ async def test_a_model_in_use_is_not_unloaded() -> None:
     assert made.log == ["load a", "a: [0]", "unload a", "load b", "b: [0]"]
 
 
-async def test_a_model_that_is_wanted_goes_first_but_no_longer_than_the_cap() -> None:
-    made = code()
+async def test_a_model_that_is_wanted_goes_first_but_no_longer_than_the_cap(made: Any) -> None:
     config: Any = {"models": {"most": 1, "max_switch_wait_s": 4.5}, "max_batch_size": 1}
     async with serving_tasks(made, **config) as (_, handle, _, tasks):
         await under_way(tasks, of(handle, "a", 0))
@@ -130,8 +130,7 @@ async def test_a_model_that_is_wanted_goes_first_but_no_longer_than_the_cap() ->
     assert len([line for line in made.log if ": " in line]) == 21
 
 
-async def test_a_busy_replica_with_the_model_is_waited_for_up_to_the_cap() -> None:
-    made = code()
+async def test_a_busy_replica_with_the_model_is_waited_for_up_to_the_cap(made: Any) -> None:
     config: Any = {"models": {"most": 1, "max_switch_wait_s": 0.5}, "num_replicas": 2}
     async with serving_tasks(made, **config) as (_, handle, stage, tasks):
         await under_way(tasks, of(handle, "a", 1))
@@ -160,9 +159,7 @@ async def test_a_load_that_hangs_fails_after_its_limit() -> None:
         assert await of(handle, "a") == ("a", 0)
 
 
-async def test_an_unload_that_raises_is_logged_and_the_load_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unload_that_raises_is_logged_and_the_load_goes_on(caplog):
     made = code()
 
     async def raises(_self: Any, _model: str) -> None:
@@ -192,13 +189,11 @@ async def test_the_death_of_a_replica_fails_what_waits_for_its_load() -> None:
     made = code(load_s=5)
     async with serving_tasks(made, models={"most": 1}) as (_, handle, stage, tasks):
         (caller,) = await under_way(tasks, of(handle, "a"))
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert isinstance(caller.outcome, ReplicaDied)
 
 
-async def test_a_name_that_is_not_listed_is_refused_and_unloads_nothing() -> None:
-    made = code()
+async def test_a_name_that_is_not_listed_is_refused_and_unloads_nothing(made: Any) -> None:
     async with serving(made, models={"most": 1, "names": ["a", "b"]}) as (controller, handle, _):
         await of(handle, "a")
         for name in ("made up", ""):
@@ -291,16 +286,14 @@ async def _ask_for_model(app: shoal.App, model: str) -> None:
     await ask(app, "/e", 1, headers=[("X-Model", model)])
 
 
-async def test_equal_calls_for_other_models_share_nothing() -> None:
-    made = code()
+async def test_equal_calls_for_other_models_share_nothing(made: Any) -> None:
     config: Any = {"models": {"most": 2}, "cache": {"max_size": 10, "ttl_s": 100}}
     async with serving(made, **config) as (_, handle, _):
         assert [await of(handle, model) for model in "abab"] == [("a", 0), ("b", 0)] * 2
     assert len(made.log) == 4
 
 
-async def test_equal_keys_for_other_models_share_nothing() -> None:
-    made = code()
+async def test_equal_keys_for_other_models_share_nothing(made: Any) -> None:
     config: Any = {"models": {"most": 2}, "dedupe": abs}
     async with serving(made, **config) as (_, handle, _):
         assert await outcomes(of(handle, "a"), of(handle, "b")) == [("a", 0), ("b", 0)]
@@ -327,8 +320,7 @@ class Named:
         self.model = model
 
 
-async def test_a_request_without_a_model_loads_none() -> None:
-    made = code()
+async def test_a_request_without_a_model_loads_none(made: Any) -> None:
     async with serving(made, models={"most": 1}) as (_, handle, _):
         assert await handle.call(1) == (None, 1)
     assert made.log == ["None: [1]"]
@@ -341,8 +333,7 @@ async def test_nobody_else_may_load_and_unload() -> None:
                 await handle.options(method_name=method).call("a")
 
 
-async def test_the_option_changes_while_the_backend_runs() -> None:
-    made = code()
+async def test_the_option_changes_while_the_backend_runs(made: Any) -> None:
     async with serving(made, models={"most": 1}) as (controller, handle, _):
         for model in "abab":
             await of(handle, model)
@@ -388,9 +379,7 @@ def test_names_are_a_list_of_text() -> None:
     assert shoal.BackendConfig.of(stored).batching["models"].names == ("a",)
 
 
-async def test_a_model_is_not_wanted_any_more_after_a_batch_that_came_back() -> None:
-    made = code()
-
+async def test_a_model_is_not_wanted_any_more_after_a_batch_that_came_back(made: Any) -> None:
     class Refusing(made):
         tries = 0
 

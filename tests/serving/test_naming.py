@@ -55,9 +55,7 @@ def test_a_route_is_a_path_or_none(route: str | None) -> None:
         (3, TypeError, 'must be text, not 3; write route="/3"'),
     ],
 )
-def test_what_is_no_path_or_reserved_is_no_route(
-    route: Any, error: type[Exception], says: str
-) -> None:
+def test_what_is_no_path_or_reserved_is_no_route(route, error, says):
     with pytest.raises(error, match=says):
         checked_route(route)
 

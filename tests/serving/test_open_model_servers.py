@@ -11,7 +11,7 @@ from shoal.errors import DeadlineExceeded, ReplicaDied, SlowReader
 from shoal.serving import backend_config
 from shoal.serving.controller.controller import Controller
 from shoal.serving.model_server import ingress as ingress_module
-from time_limits import HANG_S
+from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
@@ -88,12 +88,6 @@ async def ingresses(count, *addresses, **config):
             await controller.create_endpoint("model", backend="model")
             handles.append(await controller.get_handle("model"))
         yield handles
-
-
-async def until(condition):
-    with anyio.fail_after(HANG_S):
-        while not condition():  # noqa: ASYNC110 - another connection makes it true
-            await anyio.sleep(0.005)
 
 
 async def taken(stream, count):

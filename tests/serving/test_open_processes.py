@@ -52,9 +52,7 @@ async def test_no_request_is_lost_when_replicas_are_replaced(placed: dict[str, A
     assert all(found)
 
 
-async def test_a_death_fails_the_requests_of_its_replica_and_no_others(
-    placed: dict[str, Any],
-) -> None:
+async def test_a_death_fails_the_requests_of_its_replica_and_no_others(placed):
     config = {
         "fill": "continuous",
         "streams": True,
@@ -97,9 +95,7 @@ async def test_a_death_fails_the_requests_of_its_replica_and_no_others(
 
 
 @pytest.mark.one_loop
-async def test_a_stream_over_http_ends_with_an_error_when_its_process_is_killed(
-    placed: dict[str, Any],
-) -> None:
+async def test_a_stream_over_http_ends_with_an_error_when_its_process_is_killed(placed):
     app = shoal.App()
     app.endpoint("/write", name="write", fill="continuous", streams=True, **placed)(writes)
     async with live(app, hang_s=HANG_S) as server, await server.connect() as client:

@@ -58,9 +58,7 @@ def warnings(caplog: Any) -> list[str]:
         (function, (), {"max_ongoing_requests": 8}, [(64, 8)]),
     ],
 )
-async def test_a_size_that_can_not_be_reached_warns_at_start(
-    caplog: Any, code: Any, args: Any, config: Any, sizes: list[tuple[int, int]]
-) -> None:
+async def test_a_size_that_can_not_be_reached_warns_at_start(caplog, code, args, config, sizes):
     async with Controller() as client:
         await client.create_backend("m", code, *args, config=config)
         found = warnings(caplog)

@@ -4,7 +4,6 @@ import errno
 import socket
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from shoal.replicas.remote.handshake import HandshakeRefused

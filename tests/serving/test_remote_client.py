@@ -12,7 +12,6 @@ from functools import partial
 from types import MappingProxyType
 
 import anyio
-import anyio.to_thread
 import httpx
 import pytest
 import trio
@@ -331,9 +330,6 @@ async def test_neither_a_client_nor_a_handle_can_be_pickled(fake):
             pickle.dumps(client)
         with pytest.raises(TypeError, match="get_handle"):
             pickle.dumps(await client.get_handle("e"))
-
-
-# The end
 
 
 async def test_a_client_that_is_closed_leaves_the_server_alone(fake):

@@ -3,8 +3,6 @@
 import sys
 
 import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import pytest
 
 import shoal

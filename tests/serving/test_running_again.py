@@ -23,41 +23,35 @@ async def test_requests_left_the_queue_in_time_although_their_replica_dies(death
             await anyio.sleep(2)
 
         stage.start = start_late
-        stage.replicas[0].die()
-        await anyio.sleep(10)
+        await stage.lose(wait_s=10)
         assert caller.outcome == 3
 
 
-async def test_a_death_in_a_backend_that_drops_its_queue_fails_its_requests(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_death_in_a_backend_that_drops_its_queue_fails_its_requests(caplog):
     held = Held()
     config: Any = {"retries": 1, "num_replicas": 2, "drop_queued_on_shutdown": True}
     async with serving_tasks(held, **config) as (controller, handle, stage, tasks):
         [caller] = await under_way(tasks, handle.call(0))
         tasks.start_soon(controller.shutdown)
         await settle()
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         assert isinstance(caller.outcome, ReplicaDied)
         assert "run again" not in caplog.text
 
 
-async def test_the_record_of_a_batch_has_the_death_that_put_its_requests_back() -> None:
+async def test_the_record_of_a_batch_has_the_death_that_put_its_requests_back(held: Held) -> None:
     records: list[BatchRecord] = []
 
     class Observer(BatchObserver):
         def batch_ended(self, record: BatchRecord, requests: Any) -> None:
             records.append(record)
 
-    held = Held()
     config: Any = {"retries": 1, "num_replicas": 2}
     async with serving_tasks(held, **config) as (controller, handle, stage, tasks):
         controller.observers.add(Observer())
         await under_way(tasks, handle.call(0))
         stage.replicas[0].die()
-        held.gate.set()
-        await settle()
+        await held.release()
     assert [(type(one.error), one.retried) for one in records] == [
         (ReplicaDied, 1),
         (type(None), 0),

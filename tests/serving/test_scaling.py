@@ -70,8 +70,7 @@ async def test_it_begins_and_ends_with_an_update() -> None:
             assert wanted(controller) == 3
 
 
-async def test_it_goes_on_when_a_replica_can_not_be_started() -> None:
-    stage = Stage()
+async def test_it_goes_on_when_a_replica_can_not_be_started(stage: Stage) -> None:
     async with serving_tasks(slowly, stage, autoscaling=QUICK, max_batch_size=1) as scene:
         controller, handle, _, tasks = scene
         callers = await line_up(tasks, *[handle.call(10.0) for _ in range(8)])
@@ -85,8 +84,7 @@ async def test_it_goes_on_when_a_replica_can_not_be_started() -> None:
         assert all(caller.outcome == 10 for caller in callers)
 
 
-async def test_a_backend_that_ends_is_scaled_no_more() -> None:
-    stage = Stage()
+async def test_a_backend_that_ends_is_scaled_no_more(stage: Stage) -> None:
     stage.stop_gate = anyio.Event()
     async with serving_tasks(echo, stage, autoscaling=QUICK) as (controller, _, _, tasks):
         await controller.delete_endpoint("e")
@@ -158,9 +156,7 @@ async def test_a_backend_that_went_down_to_none_while_it_failed_comes_back() -> 
 
 
 @pytest.mark.parametrize(("delay_s", "start_s"), [(0, 0), (0, 1), (30, 120)])
-async def test_the_first_replica_starts_even_if_none_is_wanted(delay_s, start_s) -> None:
-    stage = Stage()
-
+async def test_the_first_replica_starts_even_if_none_is_wanted(delay_s, start_s, stage):
     async def start(_replica: Any) -> None:
         await anyio.sleep(start_s)
 

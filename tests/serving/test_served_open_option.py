@@ -60,9 +60,7 @@ async def serving(code: Any, **config: Any) -> AsyncGenerator[Any]:
 
 @pytest.mark.parametrize("code", [one, lists, Service])
 @pytest.mark.parametrize("opens", [connected, f"{__name__}:connected"])
-async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(
-    code: Any, opens: Any
-) -> None:
+async def test_it_is_entered_before_the_first_batch_and_left_after_the_last(code, opens):
     async with serving(code, open=opens) as handle:
         assert await handle.map([1, 2]) == ["a pool"] * 2
         assert notes == ["opened"]
@@ -130,9 +128,7 @@ async def test_whatever_it_raises_fails_the_creation_alone(error: BaseException,
 
 
 @pytest.mark.parametrize("error", [ValueError(7), SystemExit(7), GeneratorExit(7)])
-async def test_whatever_it_raises_when_it_is_left_is_logged(
-    error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_whatever_it_raises_when_it_is_left_is_logged(error, caplog):
     @asynccontextmanager
     async def fails() -> AsyncGenerator[None]:
         pool.set("a pool")

@@ -118,8 +118,7 @@ async def test_copies_are_bounded_and_what_goes_beyond_is_counted() -> None:
         await settle()
         assert counts(controller).sent == MOST_COPIES
         assert counts(controller).dropped == 44
-        held.gate.set()
-        await settle()
+        await held.release()
         await handle.call(1)
         assert counts(controller).sent == MOST_COPIES + 1
 
@@ -139,10 +138,8 @@ async def test_a_caller_that_leaves_does_not_end_the_copy() -> None:
     async with serving_tasks(primary) as (controller, handle, _, tasks):
         await shadowed(controller, copy, compare=lambda first, second: True)
         [caller] = await under_way(tasks, handle.call(1))
-        caller.leave()
-        await settle()
-        copy.gate.set()
-        await settle()
+        await caller.gone()
+        await copy.release()
         assert copy.passed == [[1]]
         assert (counts(controller).agreed, counts(controller).disagreed) == (0, 0)
 
@@ -166,15 +163,13 @@ async def test_answers_are_compared_that_of_the_endpoint_first() -> None:
         assert seen == [(0, 0), (1, 2), (2, 2), (3, 4)]
 
 
-async def test_answers_are_compared_whichever_comes_first() -> None:
-    held = Held()
+async def test_answers_are_compared_whichever_comes_first(held: Held) -> None:
     async with serving_tasks(held) as (controller, handle, _, tasks):
         await shadowed(controller, echo, compare=equal)
         await line_up(tasks, handle.call(1))
         await anyio.sleep(10)
         assert counts(controller).agreed == 0
-        held.gate.set()
-        await settle()
+        await held.release()
         assert counts(controller).agreed == 1
 
 
@@ -279,14 +274,12 @@ async def test_a_change_goes_on_counting() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(equal, None), (None, equal)])
-async def test_copies_under_way_keep_their_comparison(before: Any, after: Any) -> None:
-    held = Held()
+async def test_copies_under_way_keep_their_comparison(before: Any, after: Any, held: Held) -> None:
     async with serving_tasks(held) as (controller, handle, _, tasks):
         await shadowed(controller, echo, compare=before)
         (caller,) = await under_way(tasks, handle.call(1))
         await controller.shadow_traffic("e", "s", 1, compare=after)
-        held.gate.set()
-        await settle()
+        await held.release()
         assert caller.outcome == 1
         assert counts(controller).agreed == (before is equal)
         assert await handle.call(2) == 2

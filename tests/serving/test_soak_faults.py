@@ -1,7 +1,6 @@
 """Under any schedule of faults each caller ends once, and only those aimed at see errors."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +37,7 @@ async def run_and_leave_nothing(*program: Any, **options: Any) -> None:
     ("seed", "faults"),
     [(0, 20), *(pytest.param(seed, 60, marks=pytest.mark.soak) for seed in range(100, 120))],
 )
-async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(
-    seed: int, faults: int, tmp_path: Path
-) -> None:
+async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(seed, faults, tmp_path):
     await run_and_leave_nothing(seed, faults, TASKS, tmp_path / "ledger")
 
 
@@ -52,7 +49,5 @@ async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(
         pytest.param(7, 300, marks=[pytest.mark.soak, pytest.mark.timeout(290)]),
     ],
 )
-async def test_faults_of_processes_are_seen_by_those_they_are_aimed_at(
-    seed: int, faults: int, tmp_path: Path
-) -> None:
+async def test_faults_of_processes_are_seen_by_those_they_are_aimed_at(seed, faults, tmp_path):
     await run_and_leave_nothing(seed, faults, PROCESSES, tmp_path / "ledger", pause_s=0.1)

@@ -180,9 +180,7 @@ def other_process(written: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_a_killed_holder_blocks_nobody(
-    written: Path, other_process: subprocess.Popen[bytes]
-) -> None:
+def test_a_killed_holder_blocks_nobody(written, other_process):
     assert "in use" in refusal(written)
     other_process.kill()
     other_process.wait()

@@ -147,9 +147,7 @@ def children() -> Iterator[Children]:
     children.close()
 
 
-def test_a_kill_at_any_moment_leaves_what_was_acknowledged(
-    tmp_path: Path, children: Children
-) -> None:
+def test_a_kill_at_any_moment_leaves_what_was_acknowledged(tmp_path, children):
     rng = random.Random(0)
     path = tmp_path / "state.db"
     number, state = 0, DeclaredState()

@@ -54,8 +54,7 @@ async def test_keys_of_one_replica_share_a_batch_and_others_do_not() -> None:
         ]
 
 
-async def test_a_batch_waits_for_its_replica_and_the_others_go_first() -> None:
-    held = Held()
+async def test_a_batch_waits_for_its_replica_and_the_others_go_first(held: Held) -> None:
     async with serving_tasks(held, **STICKY) as (_, handle, stage, tasks):
         held.gate.set()
         (first, *_), (second, *_), _ = await keys_of(handle, stage)
@@ -63,13 +62,11 @@ async def test_a_batch_waits_for_its_replica_and_the_others_go_first() -> None:
         await under_way(tasks, keyed(handle, first, 1))
         await under_way(tasks, keyed(handle, first, 2), keyed(handle, second, 3))
         assert stage.calls == [(0, [1]), (1, [3])]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert stage.calls == [(0, [1]), (1, [3]), (0, [2])]
 
 
-async def test_another_replica_takes_what_is_beyond_the_load_factor() -> None:
-    held = Held()
+async def test_another_replica_takes_what_is_beyond_the_load_factor(held: Held) -> None:
     config = {**STICKY, "sticky_load_factor": 2, "num_replicas": 3}
     async with serving_tasks(held, **config) as (_, handle, stage, tasks):
         held.gate.set()
@@ -84,8 +81,7 @@ async def test_another_replica_takes_what_is_beyond_the_load_factor() -> None:
         held.gate.set()
 
 
-async def test_calls_without_a_key_take_any_replica() -> None:
-    held = Held()
+async def test_calls_without_a_key_take_any_replica(held: Held) -> None:
     async with serving_tasks(held, **STICKY) as (_, handle, stage, tasks):
         for item in range(3):
             await under_way(tasks, handle.call(item))
@@ -93,8 +89,7 @@ async def test_calls_without_a_key_take_any_replica() -> None:
         held.gate.set()
 
 
-async def test_waiting_requests_find_a_new_replica_when_theirs_dies() -> None:
-    held = Held()
+async def test_waiting_requests_find_a_new_replica_when_theirs_dies(held: Held) -> None:
     config = {**STICKY, "health_check_period_s": 1e6}
     async with serving_tasks(held, **config) as (_, handle, stage, tasks):
         held.gate.set()
@@ -103,10 +98,8 @@ async def test_waiting_requests_find_a_new_replica_when_theirs_dies() -> None:
         callers = await under_way(tasks, keyed(handle, first, 1))
         callers += await under_way(tasks, keyed(handle, first, 2), keyed(handle, first, 3))
         assert stage.calls == [(0, [1])]
-        stage.replicas[0].die()
-        await settle()
-        held.gate.set()
-        await settle()
+        await stage.lose()
+        await held.release()
         assert isinstance(callers[0].outcome, ReplicaDied)
         assert [caller.outcome for caller in callers[1:]] == [2, 3]
         (_, _), (number, items) = stage.calls
@@ -114,8 +107,7 @@ async def test_waiting_requests_find_a_new_replica_when_theirs_dies() -> None:
         assert items == [2, 3]
 
 
-async def test_a_new_replica_takes_its_share_of_what_waits() -> None:
-    held = Held()
+async def test_a_new_replica_takes_its_share_of_what_waits(held: Held) -> None:
     config = {**STICKY, "num_replicas": 1, "max_batch_size": 20}
     async with serving_tasks(held, **config) as (controller, handle, stage, tasks):
         await under_way(tasks, handle.call(-1))
@@ -129,8 +121,7 @@ async def test_a_new_replica_takes_its_share_of_what_waits() -> None:
         held.gate.set()
 
 
-async def test_the_option_changes_while_requests_wait() -> None:
-    held = Held()
+async def test_the_option_changes_while_requests_wait(held: Held) -> None:
     async with serving_tasks(held, **STICKY) as (controller, handle, stage, tasks):
         held.gate.set()
         (first, *_), *_ = await keys_of(handle, stage)
@@ -146,8 +137,7 @@ async def test_the_option_changes_while_requests_wait() -> None:
         assert await keyed(handle, first, 4) == 4
 
 
-async def test_a_flush_does_not_wait_for_a_replica() -> None:
-    held = Held()
+async def test_a_flush_does_not_wait_for_a_replica(held: Held) -> None:
     async with serving_tasks(held, **STICKY) as (controller, handle, stage, tasks):
         held.gate.set()
         (first, *_), *_ = await keys_of(handle, stage)

@@ -42,29 +42,25 @@ def numbers(replicas: list[Any]) -> list[int]:
     return [replica.number for replica in replicas]
 
 
-async def test_a_backend_is_there_when_its_first_replica_is_ready() -> None:
-    stage = Stage()
+async def test_a_backend_is_there_when_its_first_replica_is_ready(stage: Stage) -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage, "num_replicas": 3}
         [creating] = await under_way(tasks, controller.create_backend("b", echo, config=config))
         assert creating.outcome is PENDING
         assert await controller.list_backends() == {}
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert creating.outcome is None
         assert status_of(controller).state == "degraded"
         gated.let(0)
-        gated.let(2)
-        await settle()
+        await gated.go(2)
         assert status_of(controller).state == "ready"
 
 
 async def test_each_replica_has_a_tag_of_its_own_and_the_place_of_the_one_before() -> None:
     async with serving(echo, num_replicas=2) as (controller, _, stage):
         await settle()
-        stage.replicas[0].die()
-        await anyio.sleep(1)
+        await stage.lose(wait_s=1)
         await controller.scale_backend("b", 3)
         assert [replica.tag for replica in stage.replicas] == ["b#0", "b#1", "b#2", "b#3"]
         assert [replica.blueprint.number for replica in stage.replicas] == [0, 1, 0, 2]
@@ -94,8 +90,7 @@ async def test_one_that_ends_by_itself_counts_as_dead() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_one_that_is_dying_may_leave_the_list_of_model_servers() -> None:
-    stage = Stage()
+async def test_one_that_is_dying_may_leave_the_list_of_model_servers(stage: Stage) -> None:
     stage.kill_gate = anyio.Event()
     stage.health = unhealthy = AsyncMock(side_effect=RuntimeError("ill"))
     async with serving(echo, stage, health_check_period_s=1) as (controller, handle, _):
@@ -117,8 +112,7 @@ async def test_one_whose_task_fails_with_any_error_is_replaced() -> None:
             raise ZeroDivisionError
 
         stage.start = start
-        stage.replicas[0].die()
-        await anyio.sleep(0.2)
+        await stage.lose(wait_s=0.2)
         stage.start = in_turn
         await anyio.sleep(30)
         assert await handle.call(1) == 1
@@ -134,8 +128,7 @@ async def test_the_waits_between_starts_grow_and_differ() -> None:
 
     async with serving(echo) as (_, _, stage):
         stage.start = start
-        stage.replicas[0].die()
-        await anyio.sleep(1000)
+        await stage.lose(wait_s=1000)
     waits = [after - before for before, after in itertools.pairwise(began)]
     assert 10 < len(waits) < 500
     assert max(waits[:3]) <= 0.8
@@ -147,22 +140,19 @@ async def test_the_waits_between_starts_grow_and_differ() -> None:
 async def test_callers_wait_while_a_replica_is_started_again() -> None:
     async with serving_tasks(echo) as (controller, handle, stage, tasks):
         stage.start = gated = Gated()
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         callers = await line_up(tasks, handle.call(1), handle.call(2))
         await anyio.sleep(50)
         assert [caller.outcome for caller in callers] == [PENDING, PENDING]
         assert status_of(controller).queued == 2
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert [caller.outcome for caller in callers] == [1, 2]
 
 
 async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_succeeds() -> None:
     async with serving_tasks(echo) as (controller, handle, stage, tasks):
         stage.start = failing("the driver is gone")
-        stage.replicas[0].die()
-        await settle()
+        await stage.lose()
         callers = await line_up(tasks, handle.call(1), handle.call(2))
         await anyio.sleep(30)
         assert len(stage.replicas) >= 4
@@ -181,17 +171,14 @@ async def test_callers_are_served_while_one_replica_is_left_though_no_other_star
     async with serving(echo, num_replicas=2) as (controller, handle, stage):
         await settle()
         stage.start = failing()
-        stage.replicas[0].die()
-        await anyio.sleep(100)
+        await stage.lose(wait_s=100)
         assert await handle.call(1) == 1
         assert status_of(controller).state == "degraded"
-        stage.replicas[1].die()
-        await settle()
+        await stage.lose(1)
         assert isinstance(await outcome(handle.call(2)), BackendUnavailable)
 
 
-async def test_a_backend_that_can_not_start_is_none() -> None:
-    stage = Stage()
+async def test_a_backend_that_can_not_start_is_none(stage: Stage) -> None:
     stage.start = failing("no such model")
     async with Controller() as controller:
         with pytest.raises(ReplicaNotStarted, match="no such model"):
@@ -204,22 +191,18 @@ async def test_a_backend_that_can_not_start_is_none() -> None:
         await controller.create_backend("b", echo, config={"placement": stage})
 
 
-async def test_a_backend_one_of_whose_replicas_can_start_is_there() -> None:
-    stage = Stage()
+async def test_a_backend_one_of_whose_replicas_can_start_is_there(stage: Stage) -> None:
     stage.start = gated = Gated()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": stage, "num_replicas": 2}
         [creating] = await under_way(tasks, controller.create_backend("b", echo, config=config))
-        gated.let(0, "no luck")
-        await settle()
-        gated.let(1)
-        await settle()
+        await gated.go(0, "no luck")
+        await gated.go(1)
         assert creating.outcome is None
         tasks.cancel_scope.cancel()
 
 
-async def test_a_create_that_is_cancelled_leaves_nothing() -> None:
-    stage = Stage()
+async def test_a_create_that_is_cancelled_leaves_nothing(stage: Stage) -> None:
     stage.start = never
     async with Controller() as controller:
         config = {"placement": stage, "num_replicas": 3, "start_timeout_s": None}
@@ -246,8 +229,7 @@ class Odd(Stage):
 
 async def test_a_placement_that_raises_later_is_tried_again() -> None:
     async with serving(echo, Odd(1, 2)) as (controller, handle, stage):
-        stage.replicas[0].die()
-        await anyio.sleep(30)
+        await stage.lose(wait_s=30)
         assert await handle.call(1) == 1
         assert status_of(controller).deaths == 1
 
@@ -298,9 +280,7 @@ async def test_a_new_replica_works_while_an_old_one_finishes() -> None:
 
 @pytest.mark.parametrize("failing_one", [3, 4, 5])
 @pytest.mark.parametrize("verb", ["restart", "update", "scale"])
-async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
-    verb: str, failing_one: int
-) -> None:
+async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(verb, failing_one):
     async with serving(echo, num_replicas=3) as (controller, handle, stage):
         await settle()
         before = await controller.get_backend_config("b")
@@ -321,21 +301,18 @@ async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
             assert await handle.call(1) == 1
             await anyio.sleep(100)
         stage.start = in_turn
-        stage.replicas[0].die()
-        await anyio.sleep(60)
+        await stage.lose(wait_s=60)
         assert [replica.blueprint.placement_options for replica in stage.alive] == [{}] * 3
 
 
-async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change() -> None:
-    stage = Stage()
+async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change(stage: Stage) -> None:
     stage.start = gated = Gated(first=2)
     async with serving_tasks(echo, stage, num_replicas=2) as (controller, _, _, tasks):
         await settle()
         [restarting] = await line_up(tasks, controller.restart_backend("b"))
         gated.let(2)
         await anyio.sleep(1)
-        stage.replicas[2].die()
-        await anyio.sleep(1)
+        await stage.lose(2, wait_s=1)
         assert isinstance(restarting.outcome, ReplicaNotStarted)
         assert "exploded" in str(restarting.outcome)
         assert numbers(stage.alive) == [0, 1]
@@ -356,7 +333,6 @@ async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays()
 
 
 async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
-
     async def start(_: Any) -> None:
         await anyio.sleep(10)
 
@@ -368,8 +344,7 @@ async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
         assert (await controller.get_backend_config("b")).num_replicas == 4
 
 
-async def test_scaling_down_waits_for_work() -> None:
-    held = Held()
+async def test_scaling_down_waits_for_work(held: Held) -> None:
     async with serving_tasks(held, num_replicas=3, max_batch_size=1) as scene:
         controller, handle, stage, tasks = scene
         await settle()
@@ -380,8 +355,7 @@ async def test_scaling_down_waits_for_work() -> None:
         assert status_of(controller).state == "ready"
         states = [replica.state for replica in status_of(controller).replicas]
         assert sorted(states) == ["draining", "draining", "ready"]
-        held.gate.set()
-        await settle()
+        await held.release()
         assert scaling.outcome is None
         assert [caller.outcome for caller in callers] == [0, 1, 2]
         assert len(stage.alive) == 1
@@ -429,8 +403,7 @@ async def test_a_replica_is_replaced_after_so_many_batches_and_none_is_missed() 
         for item in range(3):
             await handle.call(item)  # the old one works on until the new one is ready
         assert {number for number, _ in stage.calls} == {0}
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert numbers(stage.alive) == [1]
         await handle.call(7)
         assert stage.calls[-1] == (1, [7])
@@ -447,8 +420,7 @@ async def test_a_replica_whose_machine_leaves_works_until_another_one_is_ready()
             leaving("its node is drained")
         await handle.call(2)
         assert stage.calls[-1] == (0, [2])
-        gated.let(1)
-        await settle()
+        await gated.go(1)
         assert numbers(stage.alive) == [1]
         await handle.call(3)
         assert stage.calls[-1] == (1, [3])
@@ -469,11 +441,10 @@ async def test_a_replica_that_has_grown_too_large_is_replaced() -> None:
         assert numbers(stage.alive) == [1]
 
 
-async def test_a_config_that_does_not_fit_the_code_is_refused() -> None:
+async def test_a_config_that_does_not_fit_the_code_is_refused(stage: Stage) -> None:
     async def one(item: int) -> int:
         return item
 
-    stage = Stage()
     async with Controller() as controller:
         with pytest.raises(ValueError, match="takes one item at a time"):
             await controller.create_backend(
@@ -504,9 +475,7 @@ async def test_an_end_that_was_asked_for_is_no_error(caplog: pytest.LogCaptureFi
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_replicas_that_are_cancelled_are_not_told_as_dead(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_replicas_that_are_cancelled_are_not_told_as_dead(caplog):
     with anyio.CancelScope() as scope:
         async with serving(echo, num_replicas=2):
             scope.cancel()

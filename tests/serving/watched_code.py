@@ -3,14 +3,10 @@
 It is imported in workers, so not what takes long to import.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import shoal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 class Thing:

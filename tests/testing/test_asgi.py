@@ -69,10 +69,9 @@ async def test_a_body_arrives_in_pieces():
 
 async def test_a_stream_is_seen_under_way_and_ends_when_the_client_leaves():
     call = Call(tick, "/")
-    started = anyio.current_time()
     async with calling(call):
         await call.until_sent(b"tick tick tick")
-        assert anyio.current_time() - started == 2
+        assert anyio.current_time() == 2
         assert (call.status, call.is_complete) == (200, False)
         with pytest.raises(AssertionError, match="the response is not complete"):
             call.answer  # noqa: B018

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from serving.fake_client import FakeClient

@@ -117,10 +117,9 @@ async def test_what_a_slow_reader_misses_is_counted_and_delays_nobody(app, contr
     handle = await controller.get_handle("s")
     async with tracing(app, {"seconds": 5}) as call:
         call.stop_reading()
-        began_at = anyio.current_time()
         for number in range(100):
             await handle.call(number)
-        assert anyio.current_time() - began_at == pytest.approx(1.0)
+        assert anyio.current_time() == pytest.approx(1.0)
         call.read()
         await call.returned.wait()
     (end,) = of_kind(call.answer.body, "end")

@@ -155,8 +155,7 @@ async def test_a_result_that_no_websocket_can_carry_is_a_failure(handler):
 
 
 @pytest.mark.real_time
-async def test_an_answer_that_code_in_a_process_has_chosen_is_given():
-    app = shoal.App()
+async def test_an_answer_that_code_in_a_process_has_chosen_is_given(app):
     app.backend("m", "serving.plain_code:refuse", placement="process")
     app.route("m", backend="m", path="/m")
     async with app.lifespan():

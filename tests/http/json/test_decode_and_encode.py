@@ -593,8 +593,7 @@ def test_check_names_the_line_of_a_wrong_path(module, tmp_path, capsys, decode, 
 
 
 @pytest.mark.real_time
-async def test_a_change_of_a_running_backend_is_obeyed(module):
-    app = shoal.App()
+async def test_a_change_of_a_running_backend_is_obeyed(module, app):
     app.backend("b", "converting:same")
     app.route("x", backend="b", path="/x")
     async with app.lifespan():
@@ -612,15 +611,14 @@ async def test_a_change_of_a_running_backend_is_obeyed(module):
 
 
 @pytest.mark.real_time
-async def test_a_protocol_that_has_called_a_backend_is_refused_once_it_decodes(module):
-    app = shoal.App(protocols=["oip"])
-    app.backend("b", "converting:same")
-    app.route("x", backend="b", path="/x")
+async def test_a_protocol_that_has_called_a_backend_is_refused_once_it_decodes(module, oip):
+    oip.backend("b", "converting:same")
+    oip.route("x", backend="b", path="/x")
     tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
-    async with app.lifespan():
-        assert (await ask(app, "/v2/models/x/infer", {"inputs": [tensor]})).status == 200
-        await app.controller.update_backend_config("b", {"decode": "converting:text"})
-        assert (await ask(app, "/v2/models/x/infer", {"inputs": [tensor]})).status == 400
+    async with oip.lifespan():
+        assert (await ask(oip, "/v2/models/x/infer", {"inputs": [tensor]})).status == 200
+        await oip.controller.update_backend_config("b", {"decode": "converting:text"})
+        assert (await ask(oip, "/v2/models/x/infer", {"inputs": [tensor]})).status == 400
 
 
 @pytest.mark.real_time
@@ -635,8 +633,7 @@ async def test_a_state_file_keeps_import_paths(module, tmp_path):
 
 
 @pytest.mark.one_loop
-async def test_each_backend_of_an_endpoint_has_its_own_functions():
-    app = shoal.App()
+async def test_each_backend_of_an_endpoint_has_its_own_functions(app):
     app.backend("a", same, decode=lambda request: request.headers["x-a"])
     app.backend("b", same, encode=lambda result: ["b", result])
     app.route("x", backend="a", path="/x")
@@ -651,8 +648,7 @@ async def test_each_backend_of_an_endpoint_has_its_own_functions():
 
 
 @pytest.mark.real_time
-async def test_functions_run_in_the_server_for_code_in_a_process(module):
-    app = shoal.App()
+async def test_functions_run_in_the_server_for_code_in_a_process(module, app):
     app.backend("b", "converting:same", placement="process", decode=user_of, encode=len)
     app.route("x", backend="b", path="/x")
     async with app.lifespan():

@@ -1,6 +1,5 @@
 """Items that a front end has decoded, for a backend that needs another decoder."""
 
-import shoal
 from shoal.asgi.extensions import DECODED
 from shoal.testing.asgi import Call
 
@@ -13,8 +12,7 @@ async def two(items: list[int]) -> list[str]:
     return [f"two {item}" for item in items]
 
 
-async def test_the_traffic_may_move_while_the_body_is_fetched():
-    app = shoal.App()
+async def test_the_traffic_may_move_while_the_body_is_fetched(app):
     app.backend("one", one)
     app.route("m", backend="one", path="/m")
 

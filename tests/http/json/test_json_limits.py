@@ -17,6 +17,7 @@ from pydantic import AllowInfNan, BaseModel
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import ask_once
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.json.validation import JsonType, adapter_of
 from shoal.http.requests.plain import encoded
@@ -29,7 +30,7 @@ JSON = [("content-type", "application/json")]
 
 
 @pytest.fixture(scope="module")
-async def app(anyio_backend):
+async def limited(anyio_backend):
     app = shoal.App(max_json_elements=10)
 
     @app.endpoint("/any")
@@ -61,8 +62,8 @@ async def app(anyio_backend):
     ],
 )
 @pytest.mark.parametrize("path", ["/any", "/numbers", "/whole"])
-async def test_a_body_of_too_many_elements_is_refused(app, path, body):
-    answer = await ask(app, path, body=body, headers=JSON)
+async def test_a_body_of_too_many_elements_is_refused(limited, path, body):
+    answer = await ask(limited, path, body=body, headers=JSON)
     assert answer.status == 413
     assert answer.json()["type"] == "urn:shoal:problem:body-too-complex"
 
@@ -70,14 +71,14 @@ async def test_a_body_of_too_many_elements_is_refused(app, path, body):
 @pytest.mark.parametrize(
     "text", ["a,b,c,d,e,f,g,h,i,j,k,l,m", '[[[["{{{{":::::', '\\",",",\\\\",", NaN and Infinity']
 )
-async def test_what_is_in_a_string_is_no_element(app, text):
-    answer = await ask(app, "/any", [text, "NaN"])
+async def test_what_is_in_a_string_is_no_element(limited, text):
+    answer = await ask(limited, "/any", [text, "NaN"])
     assert answer.json() == [text, "NaN"]
 
 
 @pytest.mark.parametrize("body", [b'"NaN' + b'\\"' * 2**20, b'"' + b'\\",' * 2**20])
-async def test_a_string_of_many_escapes_that_does_not_end_is_looked_at_once(app, body):
-    answer = await ask(app, "/any", body=body, headers=JSON)
+async def test_a_string_of_many_escapes_that_does_not_end_is_looked_at_once(limited, body):
+    answer = await ask(limited, "/any", body=body, headers=JSON)
     assert answer.status == 400
 
 
@@ -99,8 +100,8 @@ TOO_LARGE = [b"1e999", b"-1E+0400", b"1.5e309", b"1" * 310 + b".5", b"-" + b"9" 
 
 @pytest.mark.parametrize("number", [*NOT_IN_JSON, *TOO_LARGE], ids=repr)
 @WHEREVER
-async def test_a_number_that_json_or_floats_do_not_have_is_refused(app, path, form, number):
-    answer = await ask(app, path, body=form % number, headers=JSON)
+async def test_a_number_that_json_or_floats_do_not_have_is_refused(limited, path, form, number):
+    answer = await ask(limited, path, body=form % number, headers=JSON)
     assert answer.status == 400
     assert answer.json()["type"] == "urn:shoal:problem:invalid-json"
     is_too_large = "is larger than any number that can be read" in answer.json()["detail"]
@@ -109,9 +110,7 @@ async def test_a_number_that_json_or_floats_do_not_have_is_refused(app, path, fo
 
 @pytest.mark.parametrize("given", [b'"Infinity"', b'"-inf"', b'"NaN"', b'"1e999"', b"1" * 400])
 @pytest.mark.parametrize("elements", [1, 5000])
-async def test_what_is_read_as_a_float_is_a_number(given, elements):
-    app = shoal.App()
-
+async def test_what_is_read_as_a_float_is_a_number(given, elements, app):
     @app.endpoint("/floats", methods=("GET", "POST"))
     async def floats(items: list[list[float]]) -> list[Any]:
         return items
@@ -176,9 +175,9 @@ def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read
         assert json.loads(encoded(read)) == json.loads(body)
 
 
-async def test_an_integer_beyond_what_python_reads_is_refused(app):
+async def test_an_integer_beyond_what_python_reads_is_refused(limited):
     for path in ("/any", "/whole"):
-        answer = await ask(app, path, body=b"1" * 5000, headers=JSON)
+        answer = await ask(limited, path, body=b"1" * 5000, headers=JSON)
         assert answer.status in (400, 422)
 
 
@@ -190,15 +189,12 @@ class Form(NamedTuple):
     form: dict[str, str] = LIKE_A_SCHEMA
 
 
-async def test_a_default_is_the_same_in_a_large_body():
-    app = shoal.App()
-
+async def test_a_default_is_the_same_in_a_large_body(app):
     @app.endpoint("/form")
     async def form(forms: list[Form]) -> list[Any]:
         return [one.form for one in forms]
 
-    async with app.lifespan():
-        answer = await ask(app, "/form", {"numbers": [1] * 5000})
+    answer = await ask_once(app, "/form", {"numbers": [1] * 5000})
     assert answer.json() == LIKE_A_SCHEMA
 
 
@@ -222,16 +218,13 @@ class Named:
     ],
     ids=["a small list", "list", "model", "dataclass", "dict"],
 )
-async def test_the_first_error_of_a_container_is_all_that_is_told(annotation, item, errors):
-    app = shoal.App()
-
+async def test_the_first_error_of_a_container_is_all_that_is_told(annotation, item, errors, app):
     async def one(items):
         return items
 
     one.__annotations__ = {"items": list[annotation]}
     app.endpoint("/one")(one)
-    async with app.lifespan():
-        answer = await ask(app, "/one", item)
+    answer = await ask_once(app, "/one", item)
     assert (answer.status, len(answer.json()["errors"])) == (422, errors)
 
 
@@ -253,16 +246,13 @@ class Misleading(BaseModel):
         ({"metadata": ["x"] * 5000}, 422),
     ],
 )
-async def test_fields_that_are_named_as_parts_of_a_schema_are_fields(wrong, status):
-    app = shoal.App()
-
+async def test_fields_that_are_named_as_parts_of_a_schema_are_fields(wrong, status, app):
     @app.endpoint("/one")
     async def one(items: list[Misleading]) -> list[int]:
         return [len(item.type) for item in items]
 
     right = {"type": [1] * 5000, "default": [], "metadata": []}
-    async with app.lifespan():
-        answer = await ask(app, "/one", {**right, **wrong})
+    answer = await ask_once(app, "/one", {**right, **wrong})
     assert answer.status == status, answer.body
     if status == 422:
         assert len(answer.json()["errors"]) == 1

@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -40,6 +39,11 @@ class Seen:
         self.app.endpoint(path, name=path[1:], **options)(handler)
 
 
+@pytest.fixture
+def seen() -> Any:
+    return Seen()
+
+
 def body_of(*items: Any) -> bytes:
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
@@ -53,8 +57,7 @@ async def sent(app: Any, path: str, body: bytes, *headers: tuple[str, str]) -> A
     return await ask(app, path, body=body, headers=[LINES, *headers])
 
 
-async def test_the_items_share_a_batch_and_each_line_has_a_result():
-    seen = Seen()
+async def test_the_items_share_a_batch_and_each_line_has_a_result(seen):
     seen.endpoint("/x", lambda item: item * 2, int)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", body_of(3, 1, 2))
@@ -64,21 +67,19 @@ async def test_the_items_share_a_batch_and_each_line_has_a_result():
 
 
 @pytest.mark.parametrize("name", ["application/ndjson", "Application/JSONL; charset=utf-8"])
-async def test_other_names_of_the_media_type(name):
-    seen = Seen()
+async def test_other_names_of_the_media_type(name, seen):
     seen.endpoint("/x", str, int)
     async with seen.app.lifespan():
         answer = await ask(seen.app, "/x", body=b"1\n2", headers=[("content-type", name)])
     assert lines_of(answer) == [{"result": "1"}, {"result": "2"}]
 
 
-async def test_what_is_wrong_with_one_item_fails_it_alone():
+async def test_what_is_wrong_with_one_item_fails_it_alone(seen):
     def answer(item):
         if item == 4:
             return ValueError("secret")
         return HTTPException(409, "taken") if item == 5 else item
 
-    seen = Seen()
     seen.endpoint("/x", answer, int)
     async with seen.app.lifespan():
         response = await sent(seen.app, "/x", b'1\n"two"\n{3\n4\n5\n6\n')
@@ -92,8 +93,7 @@ async def test_what_is_wrong_with_one_item_fails_it_alone():
     assert seen.batches == [[1, 4, 5, 6]]
 
 
-async def test_lines_may_be_blank_and_end_as_on_windows():
-    seen = Seen()
+async def test_lines_may_be_blank_and_end_as_on_windows(seen):
     seen.endpoint("/x", str, int)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", b"\n1\r\n \r\n2\r\n\n3")
@@ -116,9 +116,7 @@ async def test_a_problem_of_a_line_names_its_first_errors_only():
     assert len(answer.body) < 4_000_000
 
 
-async def test_a_query_is_read_whatever_the_media_type_of_no_body():
-    app = shoal.App()
-
+async def test_a_query_is_read_whatever_the_media_type_of_no_body(app):
     @app.endpoint("/x")
     async def lengths(texts: list[str]) -> list[int]:
         return [len(text) for text in texts]
@@ -128,9 +126,7 @@ async def test_a_query_is_read_whatever_the_media_type_of_no_body():
     assert answer.json() == 3
 
 
-async def test_items_of_all_types_that_json_has():
-    app = shoal.App()
-
+async def test_items_of_all_types_that_json_has(app):
     @app.endpoint("/array")
     async def array(items: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         return [2 * item for item in items]
@@ -161,8 +157,7 @@ async def test_items_of_all_types_that_json_has():
         assert wrong["error"]["status"] == 422
 
 
-async def test_a_result_that_has_no_line_fails_its_item_alone():
-    seen = Seen()
+async def test_a_result_that_has_no_line_fails_its_item_alone(seen):
     seen.endpoint("/x", lambda item: object() if item == 2 else "a\u2028\n", int)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", body_of(1, 2))
@@ -193,8 +188,7 @@ async def test_what_a_request_may_have_is_limited():
         assert lines_of(answer) == [{"result": 0}] * 2
 
 
-async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns():
-    seen = Seen()
+async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns(seen):
     seen.endpoint("/x", str, int, max_batch_size=4, max_queued_requests=8)
     async with seen.app.lifespan():
         answer = await sent(seen.app, "/x", body_of(*range(30)))
@@ -202,8 +196,7 @@ async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns():
         assert max(map(len, seen.batches)) == 4
 
 
-async def test_an_overload_is_one_response():
-    app = shoal.App()
+async def test_an_overload_is_one_response(app):
     go = anyio.Event()
 
     @app.endpoint("/x", max_batch_size=1, max_queued_requests=1)
@@ -221,8 +214,7 @@ async def test_an_overload_is_one_response():
         await second.returned.wait()
 
 
-async def test_the_calls_end_with_their_time_or_their_client():
-    app = shoal.App()
+async def test_the_calls_end_with_their_time_or_their_client(app):
     running = []
 
     @app.endpoint("/x")
@@ -247,9 +239,7 @@ async def test_the_calls_end_with_their_time_or_their_client():
         assert running == [2, 0, 3, 0]
 
 
-async def test_endpoints_that_have_no_json_read_the_body_as_before():
-    app = shoal.App()
-
+async def test_endpoints_that_have_no_json_read_the_body_as_before(app):
     @app.endpoint("/raw")
     async def raw(items: list[bytes]) -> list[bytes]:
         return items
@@ -270,7 +260,7 @@ async def test_endpoints_that_have_no_json_read_the_body_as_before():
         assert (await sent(app, "/own", b"1\n")).json() == "application/x-ndjson"
 
 
-async def test_a_shadow_gets_each_item():
+async def test_a_shadow_gets_each_item(seen):
     compared = []
 
     async def copy(items: list[int]) -> list[int]:
@@ -280,7 +270,6 @@ async def test_a_shadow_gets_each_item():
         compared.append((one, other))
         return True
 
-    seen = Seen()
     seen.endpoint("/x", lambda item: ValueError() if item == 2 else item, int)
     seen.app.backend("copy", copy)
     seen.app.shadow("x", "copy", 1.0, compare=compare)

@@ -29,8 +29,7 @@ def named(name):
 
 
 @pytest.mark.parametrize("code", [told, told_by_request])
-async def test_code_is_told_the_values(code):
-    app = shoal.App()
+async def test_code_is_told_the_values(code, app):
     app.endpoint("/{lang}/users/{id:int}")(code)
     async with app.lifespan():
         assert (await ask(app, "/de/users/12", 1)).json() == {"lang": "de", "id": 12}
@@ -38,8 +37,7 @@ async def test_code_is_told_the_values(code):
         assert (await ask(app, "/de/users/", 1)).status == 404
 
 
-async def test_a_path_without_parameters_comes_first_then_the_one_declared_first():
-    app = shoal.App()
+async def test_a_path_without_parameters_comes_first_then_the_one_declared_first(app):
     for path, name in [
         ("/{a}", "any"),
         ("/{a:int}", "never"),
@@ -54,8 +52,7 @@ async def test_a_path_without_parameters_comes_first_then_the_one_declared_first
         assert (await ask(app, "/y/z", 1)).status == 404
 
 
-async def test_the_first_path_with_the_request_s_method_counts():
-    app = shoal.App()
+async def test_the_first_path_with_the_request_s_method_counts(app):
     for path, method, name in [
         ("/me", "GET", "me"),
         ("/{a}", "GET", "read"),
@@ -73,8 +70,7 @@ async def test_the_first_path_with_the_request_s_method_counts():
         assert (await ask(app, "/me", 1)).status == 405
 
 
-async def test_the_application_s_own_paths_match_no_parameters():
-    app = shoal.App()
+async def test_the_application_s_own_paths_match_no_parameters(app):
     app.endpoint("/{all:path}")(told)
     async with app.lifespan():
         assert (await ask(app, "/-/healthz", method="GET")).json() == {"status": "alive"}
@@ -84,15 +80,13 @@ async def test_the_application_s_own_paths_match_no_parameters():
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "12\n", "-1", "1.0", ""])
-async def test_a_value_that_can_not_be_converted_is_not_found(value):
-    app = shoal.App()
+async def test_a_value_that_can_not_be_converted_is_not_found(value, app):
     app.endpoint("/{id:int}")(told)
     async with app.lifespan():
         assert (await ask(app, f"/{value}", 1)).status == 404
 
 
-async def test_other_methods_and_a_closed_application_are_told():
-    app = shoal.App()
+async def test_other_methods_and_a_closed_application_are_told(app):
     app.endpoint("/{id}", methods=("PUT",))(told)
     assert (await ask(app, "/1", 1, method="PUT")).status == 503
     assert (await ask(app, "/1/2", 1, method="PUT")).status == 404
@@ -101,8 +95,7 @@ async def test_other_methods_and_a_closed_application_are_told():
         assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, PUT")
 
 
-async def test_a_path_that_differs_only_in_names_is_taken():
-    app = shoal.App()
+async def test_a_path_that_differs_only_in_names_is_taken(app):
     app.endpoint("/users/{id}", methods=("GET",))(told)
     with pytest.raises(NameTaken, match="is answered by"):
         app.endpoint("/users/{name:str}")(told_by_request)
@@ -115,8 +108,7 @@ async def test_a_path_that_differs_only_in_names_is_taken():
         assert (await ask(app, "/users/5", 1)).json() == {"n": 5}
 
 
-async def test_the_parameters_of_an_outer_application_are_kept():
-    app = shoal.App()
+async def test_the_parameters_of_an_outer_application_are_kept(app):
     app.endpoint("/{id}")(told)
     async with app.lifespan():
 

@@ -42,11 +42,10 @@ def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
 
 
 @pytest.mark.one_loop
-async def test_a_dependency_is_never_what_a_caller_says():
+async def test_a_dependency_is_never_what_a_caller_says(app):
     def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:
         return user
 
-    app = shoal.App()
     app.backend("trusting", trusting)
     app.route("trusting", backend="trusting", path="/x")
     async with app.lifespan():
@@ -61,8 +60,7 @@ async def of_many(user: list[int]): ...
 
 
 @pytest.mark.parametrize("handler", [of_two, of_one, of_many])
-def test_a_parameter_with_the_name_of_one_of_the_path_is_refused(handler):
-    app = shoal.App()
+def test_a_parameter_with_the_name_of_one_of_the_path_is_refused(handler, app):
     words = r"'user' has the name of a parameter of the path /x/\{user:int\}.*decode function"
     with pytest.raises(ValueError, match=words):
         app.endpoint("/x/{user:int}")(handler)

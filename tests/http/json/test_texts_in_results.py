@@ -5,7 +5,6 @@ import struct
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import ormsgpack
 import pytest
 from pydantic import BaseModel, Field

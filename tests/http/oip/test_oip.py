@@ -284,14 +284,13 @@ async def test_a_body_in_another_encoding_is_told_the_right_one(anything):
     assert "Send UTF-8 without a byte order mark." in error(answer)
 
 
-async def test_a_model_without_traffic_is_not_ready():
-    app = shoal.App(protocols=["oip"])
-    async with app.lifespan():
-        await app.controller.create_endpoint("m", backend=None)
+async def test_a_model_without_traffic_is_not_ready(oip):
+    async with oip.lifespan():
+        await oip.controller.create_endpoint("m", backend=None)
         for path in ("/v2/health/ready", "/v2/models/m/ready"):
-            answer = await ask(app, path, method="GET")
+            answer = await ask(oip, path, method="GET")
             assert (answer.status, answer.json()["ready"]) == (503, False)
-        answer = await ask(app, "/v2/models/m", method="GET")
+        answer = await ask(oip, "/v2/models/m", method="GET")
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert "not ready" in error(answer)
 
@@ -322,18 +321,17 @@ async def test_rows_of_several_requests_share_batches():
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-async def test_a_client_of_the_server_that_leaves_frees_all_places(held, rows):
-    app = shoal.App(protocols=["oip"])
-    app.endpoint("/held", name="held", max_batch_size=2, max_concurrent_batches=1)(held)
-    async with served(app) as server:
+async def test_a_client_of_the_server_that_leaves_frees_all_places(held, rows, oip):
+    oip.endpoint("/held", name="held", max_batch_size=2, max_concurrent_batches=1)(held)
+    async with served(oip) as server:
         client, other = server.connect(), server.connect()
         client.ask("/v2/models/held/infer", {"inputs": [tensor([1] * rows, [rows])]})
         await settle()
-        assert statistics(app).running == min(rows, 2)
+        assert statistics(oip).running == min(rows, 2)
         client.leave()
         await settle()
         assert (server.shared.running, client.releases, client.answers) == (0, 1, [])
-        assert (statistics(app).queued, counted(app)) == (0, (1, 0))
+        assert (statistics(oip).queued, counted(oip)) == (0, (1, 0))
         held.go.set()
         other.ask("/v2/models/held/infer", {"inputs": [tensor([2] * rows, [rows])]})
         await settle()
@@ -373,12 +371,11 @@ async def test_as_many_rows_as_promised_are_taken_by_an_idle_server():
     assert error(answer).endswith("A request may have 1 to 16384 rows, but it has 16385.")
 
 
-async def test_a_queue_without_room_for_all_rows_gets_none(held):
-    app = shoal.App(protocols=["oip"])
-    app.endpoint("/m", name="m", max_batch_size=1, max_queued_requests=3)(held)
-    async with app.lifespan(), calling(Call(app, "/m", item=1), Call(app, "/m", item=2)):
+async def test_a_queue_without_room_for_all_rows_gets_none(held, oip):
+    oip.endpoint("/m", name="m", max_batch_size=1, max_queued_requests=3)(held)
+    async with oip.lifespan(), calling(Call(oip, "/m", item=1), Call(oip, "/m", item=2)):
         await settle()
-        answer = await infer(app, tensor([1, 2, 3], [3]))
+        answer = await infer(oip, tensor([1, 2, 3], [3]))
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert error(answer).startswith("The endpoint is overloaded: ")
         held.go.set()
@@ -650,15 +647,13 @@ async def test_several_parameters_are_inputs_by_name():
             assert text in error(answer)
 
 
-async def test_a_parameter_that_is_left_out_has_its_default():
-    app = shoal.App(protocols=["oip"])
-
-    @app.endpoint("/m", name="m", placement="task")
+async def test_a_parameter_that_is_left_out_has_its_default(oip):
+    @oip.endpoint("/m", name="m", placement="task")
     async def scaled(x: int, by: int = 10) -> int:
         return x * by
 
-    async with app.lifespan():
-        assert only(await infer(app, tensor([1, 2], [2]))) == [10, 20]
+    async with oip.lifespan():
+        assert only(await infer(oip, tensor([1, 2], [2]))) == [10, 20]
 
 
 async def test_the_fields_of_a_record_are_inputs_by_name():

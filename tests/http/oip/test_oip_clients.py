@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 from live_server import live
 from oip_app import oip_app

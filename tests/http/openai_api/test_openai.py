@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import ask_once
 from shoal.http.openai import OpenAI
 from shoal.http.openai.texts.text_job import SPECIAL
 from shoal.http.requests.disconnects import UNNOTICED_S
@@ -228,15 +229,14 @@ async def test_a_record_gets_the_parameters_that_it_has_fields_for(app):
     assert body["choices"][0]["text"] == "p 3 0.25"
 
 
-async def test_the_default_of_a_record_ends_a_stream_too():
+async def test_the_default_of_a_record_ends_a_stream_too(openai):
     async def endless(prompts: list[Options]):
         while True:
             yield ["x "] * len(prompts)
 
-    app = shoal.App(protocols=["openai"])
-    app.endpoint("/endless", name="endless")(endless)
-    async with app.lifespan():
-        choice = (await completed(app, "endless", "p"))["choices"][0]
+    openai.endpoint("/endless", name="endless")(endless)
+    async with openai.lifespan():
+        choice = (await completed(openai, "endless", "p"))["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == ("x " * 7, "length")
 
 
@@ -426,24 +426,21 @@ async def test_embeddings_are_one_batch():
         return [[1.0]] * len(texts)
 
     app.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)(embed)
-    async with app.lifespan():
-        await ask(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
+    await ask_once(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
     assert sizes == [8]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("asked", [{"n": 7}, {"prompt": ["a"] * 7}])
-async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is_stream):
-    app = shoal.App(protocols=["openai"])
-
+async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is_stream, openai):
     async def upper(prompts: list[str]) -> list[str]:
         await anyio.sleep(1)
         return [prompt.upper() for prompt in prompts]
 
-    app.endpoint("/upper", name="upper", max_batch_size=2, max_queued_requests=2)(upper)
-    async with app.lifespan():
+    openai.endpoint("/upper", name="upper", max_batch_size=2, max_queued_requests=2)(upper)
+    async with openai.lifespan():
         given = {"model": "upper", "prompt": "a", "stream": is_stream, **asked}
-        answer = await ask(app, COMPLETIONS, given)
+        answer = await ask(openai, COMPLETIONS, given)
     assert answer.status == 200
     if is_stream:
         assert answer.body.count(b'"text":"A"') == 7
@@ -452,28 +449,26 @@ async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
-async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queue(path):
-    app = shoal.App(protocols=["openai"])
-
+async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queue(path, openai):
     async def slow(texts: list[str]) -> list[str] | list[list[float]]:
         await anyio.sleep(1)
         return texts if path == COMPLETIONS else [[1.0]] * len(texts)
 
-    app.endpoint("/slow", name="slow", max_batch_size=1, max_queued_requests=3)(slow)
+    openai.endpoint("/slow", name="slow", max_batch_size=1, max_queued_requests=3)(slow)
 
     answers = []
 
     async def ask_it():
         given = {"model": "slow", "prompt" if path == COMPLETIONS else "input": ["a"] * 7}
-        answers.append((await ask(app, path, given)).status)
+        answers.append((await ask(openai, path, given)).status)
         tasks.cancel_scope.cancel()
 
     async def ask_often():
         while True:
-            await ask(app, "/slow", "a")
+            await ask(openai, "/slow", "a")
             await anyio.sleep(0.1)
 
-    async with app.lifespan(), anyio.create_task_group() as tasks:
+    async with openai.lifespan(), anyio.create_task_group() as tasks:
         tasks.start_soon(ask_it)
         await settle()
         for _ in range(4):
@@ -562,7 +557,6 @@ REFUSED = [
 
 @pytest.mark.one_loop
 async def test_what_is_refused(app):
-
     for (path, asked), status, param, code in REFUSED:
         got, error = await refused(app, asked, path)
         assert (got, error["param"], error["code"]) == (status, param, code), (asked, error)
@@ -617,41 +611,37 @@ async def test_overload_says_when_to_come_back():
             first.leave()
 
 
-async def test_a_prompt_that_is_too_long_is_the_clients_mistake():
-    app = shoal.App(protocols=["openai"])
-
+async def test_a_prompt_that_is_too_long_is_the_clients_mistake(openai):
     async def short(prompts: list[str]) -> list[str]:
         return prompts
 
-    app.endpoint("/short", name="short", max_batch_size=8, batch_size_fn=len)(short)
-    async with app.lifespan():
+    openai.endpoint("/short", name="short", max_batch_size=8, batch_size_fn=len)(short)
+    async with openai.lifespan():
         for more in ({}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}):
-            status, error = await refused(app, {"model": "short", "prompt": "a" * 9, **more})
+            status, error = await refused(openai, {"model": "short", "prompt": "a" * 9, **more})
             assert (status, error["code"]) == (400, "context_length_exceeded")
             assert "costs 9" in error["message"]
             assert "may cost 8" in error["message"]
-        own = await ask(app, "/short", "a" * 9)
+        own = await ask(openai, "/short", "a" * 9)
         assert (own.status, own.json()["detail"]) == (413, "It costs 9, and a batch may cost 8.")
         assert "retry-after" not in own.headers
 
 
-async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed():
-    app = shoal.App(protocols=["openai"])
-
+async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed(openai):
     async def slow(prompts: list[str]):
         await anyio.sleep(2)
         for _ in range(3):
             yield ["x"] * len(prompts)
             await anyio.sleep(0.2)
 
-    app.endpoint("/slow", name="slow")(slow)
-    async with app.lifespan():
+    openai.endpoint("/slow", name="slow")(slow)
+    async with openai.lifespan():
         asked = {"model": "slow", "prompt": "a"}
         for more in ({"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}):
-            await ask(app, COMPLETIONS, asked | more)
-        await ask(app, "/slow", "a")
-        await ask(app, COMPLETIONS, asked | {"n": 1000})
-        page = (await ask(app, "/-/metrics", method="GET")).body.decode()
+            await ask(openai, COMPLETIONS, asked | more)
+        await ask(openai, "/slow", "a")
+        await ask(openai, COMPLETIONS, asked | {"n": 1000})
+        page = (await ask(openai, "/-/metrics", method="GET")).body.decode()
         counted = "shoal_request_seconds_count"
         assert f'{counted}{{endpoint="slow",outcome="ok",protocol="openai"}} 4.0' in page
         assert f'{counted}{{endpoint="slow",outcome="ok",protocol="json"}} 1.0' in page
@@ -704,7 +694,6 @@ def test_wrong_options_are_refused():
 
 
 async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_the_protocol(app):
-
     for method, path in (("GET", COMPLETIONS), ("PUT", CHATS), ("DELETE", "/v1/models/upper")):
         answer = await ask(app, path, method=method)
         assert answer.status == 405
@@ -787,12 +776,11 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
         return [prompt.upper() for prompt in prompts]
 
     asked = {"model": "upper", "prompt": "a b", "stream_options": {"include_usage": True}}
-    async with app.lifespan():
-        answer = await ask(app, COMPLETIONS, {**asked, "stream": True, **more})
-        if more:
-            assert events(answer.body)[-1]["error"]["type"] == "server_error"
-        else:
-            assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
+    answer = await ask_once(app, COMPLETIONS, {**asked, "stream": True, **more})
+    if more:
+        assert events(answer.body)[-1]["error"]["type"] == "server_error"
+    else:
+        assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
 
 
 async def embedded(result, form, *, inputs="a"):
@@ -874,62 +862,55 @@ async def test_a_vector_with_a_number_that_is_not_finite_is_an_error(result, for
     assert error["message"] == "The model gave an embedding with a number that is not finite"
 
 
-async def test_all_inputs_of_a_request_go_to_one_backend():
-    app = shoal.App(protocols=["openai"])
-
+async def test_all_inputs_of_a_request_go_to_one_backend(openai):
     async def one(texts: list[str]) -> list[list[float]]:
         return [[1.0] for _ in texts]
 
     async def two(texts: list[str]) -> list[list[float]]:
         return [[2.0] for _ in texts]
 
-    app.backend("one", one)
-    app.backend("two", two)
-    app.route("embed", backend={"one": 0.5, "two": 0.5}, path="/embed")
-    async with app.lifespan():
+    openai.backend("one", one)
+    openai.backend("two", two)
+    openai.route("embed", backend={"one": 0.5, "two": 0.5}, path="/embed")
+    async with openai.lifespan():
         for _ in range(8):
             asked = {"model": "embed", "input": ["a"] * 16}
-            found = (await ask(app, "/v1/embeddings", asked)).json()["data"]
+            found = (await ask(openai, "/v1/embeddings", asked)).json()["data"]
             assert len({tuple(one["embedding"]) for one in found}) == 1
-        endpoint = app.controller.endpoints["embed"]
+        endpoint = openai.controller.endpoints["embed"]
         assert (endpoint.requests, endpoint.errors) == (8, 0)
 
 
-async def test_the_items_are_those_of_the_backend_that_takes_the_call():
-    app = shoal.App(protocols=["openai"])
-
+async def test_the_items_are_those_of_the_backend_that_takes_the_call(openai):
     async def plain(prompts: list[str]) -> list[str]:
         return [f"plain {prompt}" for prompt in prompts]
 
     async def record(prompts: list[Options]) -> list[str]:
         return [f"record {one.prompt}" for one in prompts]
 
-    app.backend("plain", plain, placement="task")
-    app.backend("record", record, placement="task")
-    app.route("m", backend={"plain": 1.0, "record": 0.0}, path="/m")
-    async with app.lifespan():
+    openai.backend("plain", plain, placement="task")
+    openai.backend("record", record, placement="task")
+    openai.route("m", backend={"plain": 1.0, "record": 0.0}, path="/m")
+    async with openai.lifespan():
         for name in ("plain", "record", "plain"):
             other = "record" if name == "plain" else "plain"
-            await app.controller.set_traffic("m", {name: 1.0, other: 0.0})
-            body = await completed(app, "m", "a")
+            await openai.controller.set_traffic("m", {name: 1.0, other: 0.0})
+            body = await completed(openai, "m", "a")
             assert body["choices"][0]["text"] == f"{name} a"
 
 
 @pytest.mark.one_loop
-async def test_the_texts_of_a_chat_may_come_from_backends_that_take_different_items():
-    app = shoal.App(protocols=["openai"])
-
+async def test_the_texts_of_a_chat_may_come_from_backends_that_take_different_items(openai):
     async def of_messages(chats: list[Chat]) -> list[str]:
         return ["of messages" for _ in chats]
 
     async def of_text(prompts: list[str]) -> list[str]:
         return prompts
 
-    app.backend("messages", of_messages, placement="task")
-    app.backend("text", of_text, placement="task")
-    app.route("m", backend={"messages": 0.5, "text": 0.5}, path="/m")
-    async with app.lifespan():
-        body = (await ask(app, CHATS, {"model": "m", "messages": HI, "n": 32})).json()
+    openai.backend("messages", of_messages, placement="task")
+    openai.backend("text", of_text, placement="task")
+    openai.route("m", backend={"messages": 0.5, "text": 0.5}, path="/m")
+    body = (await ask_once(openai, CHATS, {"model": "m", "messages": HI, "n": 32})).json()
     texts = {choice["message"]["content"] for choice in body["choices"]}
     assert texts == {"of messages", "user: hi\nassistant:"}
     assert body["usage"]["prompt_tokens"] == 3  # those of the template
@@ -962,15 +943,14 @@ async def test_null_is_as_if_a_parameter_was_absent(app):
 
 
 @pytest.mark.parametrize("texts", [1, 2])
-async def test_the_failure_of_a_streamed_completion_is_kept_by_nobody(texts, caplog):
+async def test_the_failure_of_a_streamed_completion_is_kept_by_nobody(texts, caplog, openai):
     caplog.set_level("CRITICAL", "shoal")  # a record of the log would keep it
-    app = shoal.App(protocols=["openai"])
     failures = []
 
     class Failure(Exception):  # builtin ones can't be referred to weakly
         pass
 
-    @app.endpoint("/failing", name="failing", batch=False)
+    @openai.endpoint("/failing", name="failing", batch=False)
     async def failing(prompt: str) -> AsyncIterator[str]:
         yield prompt
         error = Failure()
@@ -983,8 +963,8 @@ async def test_the_failure_of_a_streamed_completion_is_kept_by_nobody(texts, cap
     gc.collect()
     gc.disable()
     try:
-        async with app.lifespan():
-            await streamed(app, model="failing", prompt="a", n=texts)
+        async with openai.lifespan():
+            await streamed(openai, model="failing", prompt="a", n=texts)
             await settle()
             assert failures
             assert [failure() for failure in failures] == [None] * len(failures)
@@ -992,11 +972,10 @@ async def test_the_failure_of_a_streamed_completion_is_kept_by_nobody(texts, cap
         gc.enable()
 
 
-async def test_a_streamed_text_that_fails_ends_the_others(caplog):
-    app = shoal.App(protocols=["openai"])
+async def test_a_streamed_text_that_fails_ends_the_others(caplog, openai):
     ended = []
 
-    @app.endpoint("/uneven", name="uneven", batch=False)
+    @openai.endpoint("/uneven", name="uneven", batch=False)
     async def uneven(prompt: str) -> AsyncIterator[str]:
         try:
             yield "a "
@@ -1006,7 +985,7 @@ async def test_a_streamed_text_that_fails_ends_the_others(caplog):
         finally:
             ended.append(prompt)
 
-    async with app.lifespan():
-        *_, failed = await streamed(app, model="uneven", prompt=["fails", "waits"])
+    async with openai.lifespan():
+        *_, failed = await streamed(openai, model="uneven", prompt=["fails", "waits"])
         assert failed["error"]["type"] == "server_error"
         assert ended == ["fails", "waits"]

@@ -13,8 +13,6 @@ import pytest
 from live_server import counted, live
 from openai_app import openai_app, upper
 
-import shoal
-
 pytestmark = [pytest.mark.real_time, pytest.mark.slow, pytest.mark.one_loop]
 
 FOLDER = Path(__file__).parent / "ai_sdk"
@@ -53,12 +51,11 @@ async def test_the_ai_sdk():
     assert len(app.writer.steps) < 400  # of 4,000
 
 
-async def test_the_example_of_the_page():
+async def test_the_example_of_the_page(openai):
     page = PAGE.read_text(encoding="utf-8")
     [code] = re.findall(r"^```js\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    app = shoal.App(protocols=["openai"])
-    app.endpoint("/agent", name="agent")(upper)
-    async with live(app) as server:
+    openai.endpoint("/agent", name="agent")(upper)
+    async with live(openai) as server:
         code = code.replace("localhost:8000", f"127.0.0.1:{server.port}")
         printed = await run("--input-type=module", "--eval", code)
     assert printed == "USER: HOW IS THE WEATHER?\nASSISTANT:\n"

@@ -1,7 +1,6 @@
 """OpenAI's own client, and texts that end, with a server on a socket."""
 
 import anyio
-import anyio.to_thread
 import httpx
 import pytest
 from live_server import live

@@ -148,21 +148,19 @@ async def test_a_refusal_of_parts_names_the_field_that_is_missing(app):
     assert "its items have no field 'messages'" in error["message"]
 
 
-async def test_a_choice_of_tools_without_its_field_is_refused_if_it_changes_the_answer():
-    app = shoal.App(protocols=["openai"])
-
+async def test_a_choice_of_tools_without_its_field_is_refused_if_it_changes_the_answer(openai):
     class OnlyTools(TypedDict):
         messages: list[dict[str, Any]]
         tools: list[dict[str, Any]]
 
-    @app.endpoint("/whole", name="whole")
+    @openai.endpoint("/whole", name="whole")
     async def answer(items: list[OnlyTools]) -> list[str]:
         return ["ok" for _ in items]
 
-    async with app.lifespan():
+    async with openai.lifespan():
         for choice, status in (("auto", 200), ("none", 400), ("required", 400)):
             asked = {"messages": HI, "tools": [A_TOOL], "tool_choice": choice}
-            answer = await ask(app, CHATS, asked)
+            answer = await ask(openai, CHATS, asked)
             assert answer.status == status
             if status == 400:
                 assert "no field 'tool_choice'" in answer.json()["error"]["message"]

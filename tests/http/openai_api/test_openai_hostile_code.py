@@ -33,16 +33,15 @@ async def pieces(items: list[Item]):
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("prompt", KINDS)
 @pytest.mark.parametrize("handler", [texts, pieces])
-async def test_a_validator_of_an_item_ends_only_its_request(handler, prompt, streams):
-    app = shoal.App(protocols=["openai"])
-    app.endpoint("/m", name="m")(handler)
+async def test_a_validator_of_an_item_ends_only_its_request(handler, prompt, streams, openai):
+    openai.endpoint("/m", name="m")(handler)
     asked = {"model": "m", "prompt": prompt, "n": 2, "stream": streams}
-    async with app.lifespan():
-        answer = await ask(app, "/v1/completions", asked)
+    async with openai.lifespan():
+        answer = await ask(openai, "/v1/completions", asked)
         assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
-        answer = await ask(app, "/v1/completions", {**asked, "prompt": "well"})
+        answer = await ask(openai, "/v1/completions", {**asked, "prompt": "well"})
         assert answer.status == 200
-        endpoint = app.controller.endpoints["m"]
+        endpoint = openai.controller.endpoints["m"]
         assert (endpoint.requests, endpoint.errors) == (2, 1)
 
 

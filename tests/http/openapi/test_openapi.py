@@ -180,8 +180,7 @@ HANDLERS = [
 ]
 
 
-async def test_the_document_is_valid_for_every_form_of_handler():
-    app = shoal.App()
+async def test_the_document_is_valid_for_every_form_of_handler(app):
     for nth, handler in enumerate(HANDLERS):
         path = f"/{nth}/{{a:int}}/{{b}}"
         app.endpoint(path, name=f"x{nth}", methods=("GET", "POST", "HEAD", "DELETE"))(handler)
@@ -376,8 +375,7 @@ async def test_a_problem_fits_its_schema():
         Draft202012Validator(schema).validate(problem)
 
 
-async def test_statuses_of_the_codes_own_are_described_as_the_program_says():
-    app = shoal.App()
+async def test_statuses_of_the_codes_own_are_described_as_the_program_says(app):
     app.endpoint("/x", methods=("POST",), responses={402: "Pay first", 404: "No such fish"})(
         of_fish
     )
@@ -428,8 +426,7 @@ def test_a_wrong_description_is_refused(of_app, of_endpoint, says):
         shoal.App(**of_app).endpoint("/x", **of_endpoint)
 
 
-async def test_the_document_follows_the_endpoints():
-    app = shoal.App()
+async def test_the_document_follows_the_endpoints(app):
     app.endpoint("/fish", name="fish")(of_fish)
     async with app.lifespan():
         assert [*(await document(app))["paths"]] == ["/fish"]
@@ -443,13 +440,12 @@ async def test_the_document_follows_the_endpoints():
         assert [*(await document(app))["paths"]] == ["/held"]
 
 
-async def test_the_document_is_made_once_for_the_same_endpoints(monkeypatch):
+async def test_the_document_is_made_once_for_the_same_endpoints(monkeypatch, app):
     made = []
     monkeypatch.setattr(
         "shoal.http.openapi.document.document_of",
         lambda *args: made.append(args) or document_of(*args),
     )
-    app = shoal.App()
     app.endpoint("/fish", name="fish")(of_fish)
     async with app.lifespan():
         first = await document(app)
@@ -467,8 +463,7 @@ def test_the_document_has_a_bounded_number_of_endpoints():
     assert len(json.loads(body)["paths"]) == MOST_ENDPOINTS
 
 
-async def test_paths_that_openapi_cannot_tell_apart_are_one():
-    app = shoal.App()
+async def test_paths_that_openapi_cannot_tell_apart_are_one(app):
     app.endpoint("/x/{id:int}", name="one", methods=("GET",))(of_fish)
     app.endpoint("/x/{name}", name="two", methods=("GET", "PUT"))(of_bytes)
     found = (await document(app))["paths"]
@@ -480,8 +475,7 @@ async def test_paths_that_openapi_cannot_tell_apart_are_one():
     assert put["parameters"][0]["schema"]["type"] == "string"
 
 
-async def test_the_document_says_where_the_application_is_mounted():
-    app = shoal.App()
+async def test_the_document_says_where_the_application_is_mounted(app):
     app.endpoint("/x")(of_fish)
     assert (await document(app))["servers"] == [{"url": "/"}]
     found = await document(app, root_path='/a "b/')
@@ -495,8 +489,7 @@ async def test_it_may_be_turned_off():
 
 
 @pytest.mark.real_time
-async def test_the_code_of_another_process_is_described_as_far_as_it_is_known():
-    app = shoal.App()
+async def test_the_code_of_another_process_is_described_as_far_as_it_is_known(app):
     app.backend("far", "serving.plain_code:double", placement="process")
     app.route("far", backend="far", path="/far")
     unknown = (await document(app))["paths"]["/far"]["post"]

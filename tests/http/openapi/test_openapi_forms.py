@@ -133,8 +133,7 @@ async def test_the_items_of_a_stream_are_json_even_if_they_are_bytes():
     assert set(content) == {JSON, "text/event-stream", "application/x-ndjson"}
 
 
-async def test_the_result_of_unknown_code_may_be_any_json():
-    app = shoal.App()
+async def test_the_result_of_unknown_code_may_be_any_json(app):
     app.backend("far", "no.such:code")
     app.route("far", backend="far", path="/far")
     content = (await document(app))["paths"]["/far"]["post"]["responses"]["200"]["content"]

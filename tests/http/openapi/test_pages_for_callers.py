@@ -38,7 +38,7 @@ async def asked(request: Request) -> str:
 
 
 @pytest.fixture
-def app():
+def paged():
     app = shoal.App(title="<Fish> & 'chips'")
     app.endpoint("/double", name="double")(double)
     app.endpoint("/raw", name="raw", methods=("PUT",))(raw)
@@ -69,9 +69,9 @@ def guard(_app):
     return guarding
 
 
-async def test_the_page_at_the_root_shows_how_to_call_what_is_served(app):
-    async with app.lifespan():
-        links, calls = await landed(app, ("host", "fish.test:8000"))
+async def test_the_page_at_the_root_shows_how_to_call_what_is_served(paged):
+    async with paged.lifespan():
+        links, calls = await landed(paged, ("host", "fish.test:8000"))
     base = "http://fish.test:8000"
     assert [shlex.split(one) for one in calls] == [
         [
@@ -88,9 +88,7 @@ async def test_the_page_at_the_root_shows_how_to_call_what_is_served(app):
     assert links["docs"] == "./-/docs"
 
 
-async def test_it_sends_a_file_to_an_endpoint_that_decodes_requests():
-    app = shoal.App()
-
+async def test_it_sends_a_file_to_an_endpoint_that_decodes_requests(app):
     @app.post("/files/{name}", decode=asked)
     def files(file: str) -> str:
         return file
@@ -100,9 +98,7 @@ async def test_it_sends_a_file_to_an_endpoint_that_decodes_requests():
     assert call == "curl --data-binary @item http://fish.test:8000/files/NAME"
 
 
-async def test_its_commands_have_what_a_call_requires_in_capitals():
-    app = shoal.App()
-
+async def test_its_commands_have_what_a_call_requires_in_capitals(app):
     @app.get("/find")
     async def find(text: str, most: int = 3) -> str:
         return f"{text}{most}"
@@ -142,8 +138,8 @@ async def test_it_links_to_the_other_protocols_and_mounted_applications():
             assert (await get(app, path)).status == 200
 
 
-async def test_all_names_of_the_page_are_escaped(app):
-    answer = await get(app, "/")
+async def test_all_names_of_the_page_are_escaped(paged):
+    answer = await get(paged, "/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     text = answer.body.decode()
     assert "&lt;Fish&gt; &amp; &#x27;chips&#x27;" in text
@@ -152,8 +148,8 @@ async def test_all_names_of_the_page_are_escaped(app):
 
 
 @pytest.mark.parametrize("path", ["/", "/-/docs"])
-async def test_a_page_may_load_nothing_from_elsewhere(app, path):
-    answer = await get(app, path)
+async def test_a_page_may_load_nothing_from_elsewhere(paged, path):
+    answer = await get(paged, path)
     policy = dict(
         part.strip().partition(" ")[::2]
         for part in answer.headers["content-security-policy"].split(";")
@@ -169,14 +165,14 @@ async def test_a_page_may_load_nothing_from_elsewhere(app, path):
 @pytest.mark.parametrize(
     "host", ["a.b/<script>", "x y", "", "$(rm)", "a.b:x", "a" * 300, "[::1]; ls", "é"]
 )
-async def test_a_host_that_is_not_plain_is_not_shown(app, host):
-    _, calls = await landed(app, ("host", host))
+async def test_a_host_that_is_not_plain_is_not_shown(paged, host):
+    _, calls = await landed(paged, ("host", host))
     assert calls[0].endswith("http://localhost/double")
 
 
 @pytest.mark.parametrize("host", ["[::1]:8000", "127.0.0.1", "my-host.example:80"])
-async def test_the_host_that_the_client_asked_is_shown(app, host):
-    _, calls = await landed(app, ("host", host))
+async def test_the_host_that_the_client_asked_is_shown(paged, host):
+    _, calls = await landed(paged, ("host", host))
     assert shlex.split(calls[0])[-1] == f"http://{host}/double"
 
 
@@ -190,16 +186,16 @@ async def test_an_endpoint_at_the_root_or_for_any_path_is_there_instead():
         assert (await get(app, "/")).json() == "/"
 
 
-async def test_an_application_that_is_mounted_at_the_root_is_there_instead(app):
-    app.mount("/", PlainTextResponse("mine"))
-    assert (await get(app, "/")).body == b"mine"
-    assert (await get(app, "/-/docs")).status == 200
+async def test_an_application_that_is_mounted_at_the_root_is_there_instead(paged):
+    paged.mount("/", PlainTextResponse("mine"))
+    assert (await get(paged, "/")).body == b"mine"
+    assert (await get(paged, "/-/docs")).status == 200
 
 
-async def test_the_root_has_no_other_methods_than_before(app):
+async def test_the_root_has_no_other_methods_than_before(paged):
     for method in ("POST", "OPTIONS", "DELETE"):
-        assert (await ask(app, "/", method=method)).status == 404
-    head = await ask(app, "/", method="HEAD")
+        assert (await ask(paged, "/", method=method)).status == 404
+    head = await ask(paged, "/", method="HEAD")
     assert (head.status, head.body) == (200, b"")
 
 
@@ -211,7 +207,7 @@ async def test_it_may_be_turned_off():
     assert {"docs", "openapi"}.isdisjoint(links)
 
 
-async def test_the_pages_for_callers_are_guarded_as_the_endpoints_are(app):
+async def test_the_pages_for_callers_are_guarded_as_the_endpoints_are(paged):
     guarded = shoal.App(middleware=[guard])
     guarded.endpoint("/double")(double)
     for path in ("/", "/double", "/-/docs", "/-/openapi.json", "/-/docs/start.js"):
@@ -220,8 +216,8 @@ async def test_the_pages_for_callers_are_guarded_as_the_endpoints_are(app):
         assert (await get(guarded, path)).status == 200
 
 
-async def test_the_pages_work_below_a_prefix(app):
-    site = Starlette(routes=[Mount("/ml", app=app)])
+async def test_the_pages_work_below_a_prefix(paged):
+    site = Starlette(routes=[Mount("/ml", app=paged)])
     page = (await get(site, "/ml/")).body.decode()
     links = dict(pair[::-1] for pair in LINK.findall(page))
     assert links["docs"] == "/ml/-/docs"
@@ -235,28 +231,28 @@ async def test_the_pages_work_below_a_prefix(app):
         assert (await get(site, f"/ml/-/{one}")).status == 200
 
 
-async def test_the_viewer_also_shows_the_documents_of_mounted_applications(app):
+async def test_the_viewer_also_shows_the_documents_of_mounted_applications(paged):
     inner = Starlette()
     inner.openapi_url = "/openapi.json"
-    app.mount("/api", inner)
-    app.mount("/living", inner, lifespan=True)
-    app.mount("/plain", Starlette())
-    page = (await get(app, "/-/docs", root_path="/ml")).body.decode()
+    paged.mount("/api", inner)
+    paged.mount("/living", inner, lifespan=True)
+    paged.mount("/plain", Starlette())
+    page = (await get(paged, "/-/docs", root_path="/ml")).body.decode()
     assert "&quot;url&quot;:&quot;/ml/api/openapi.json&quot;" in page
     assert "&quot;url&quot;:&quot;/ml/living/openapi.json&quot;" in page
     assert "/plain" not in page
 
 
-async def test_the_files_are_sent_as_the_client_accepts_them(app):
-    plain = await get(app, "/-/docs/swagger-ui.css")
-    packed = await get(app, "/-/docs/swagger-ui.css", ("accept-encoding", "br, gzip;q=0.5"))
-    refused = await get(app, "/-/docs/swagger-ui.css", ("accept-encoding", "gzip;q=0"))
+async def test_the_files_are_sent_as_the_client_accepts_them(paged):
+    plain = await get(paged, "/-/docs/swagger-ui.css")
+    packed = await get(paged, "/-/docs/swagger-ui.css", ("accept-encoding", "br, gzip;q=0.5"))
+    refused = await get(paged, "/-/docs/swagger-ui.css", ("accept-encoding", "gzip;q=0"))
     assert packed.headers["content-encoding"] == "gzip"
     assert "content-encoding" not in plain.headers
     assert gzip.decompress(packed.body) == plain.body == refused.body
     assert plain.headers["content-type"] == "text/css; charset=utf-8"
-    assert (await get(app, "/-/docs/README.md")).status == 404
-    assert (await get(app, "/-/docs/..%2Fpage.py")).status == 404
+    assert (await get(paged, "/-/docs/README.md")).status == 404
+    assert (await get(paged, "/-/docs/..%2Fpage.py")).status == 404
 
 
 @pytest.mark.parametrize("name", ["swagger-ui-bundle.js", "swagger-ui.css"])

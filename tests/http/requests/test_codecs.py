@@ -3,6 +3,7 @@
 import pytest
 
 import shoal
+from handlers import ask_once
 from shoal.http.json.endpoint import EndpointRoute
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.problem import Problem, Refused
@@ -129,18 +130,15 @@ async def test_streams_have_its_form():
 async def test_the_first_protocol_with_a_route_at_a_path_has_it():
     app = text_app()
     app.endpoint("/text/doubled")(doubled)
-    async with app.lifespan():
-        assert (await ask(app, "/text/doubled", 4)).headers["content-type"] == "application/json"
+    assert (await ask_once(app, "/text/doubled", 4)).headers["content-type"] == "application/json"
 
 
 async def test_a_protocol_has_routes_that_belong_to_no_endpoint():
     app = text_app()
-    async with app.lifespan():
-        assert (await ask(app, "/text", method="GET")).body == b""
+    assert (await ask_once(app, "/text", method="GET")).body == b""
     app = text_app()
     app.endpoint("/d")(doubled)
-    async with app.lifespan():
-        assert (await ask(app, "/text", method="GET")).body == b"doubled"
+    assert (await ask_once(app, "/text", method="GET")).body == b"doubled"
 
 
 class FailingRoutes(TextRoutes):

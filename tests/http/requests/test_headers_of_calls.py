@@ -139,10 +139,8 @@ async def test_a_call_ends_as_soon_as_its_client_waits_no_longer(slow, form):
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}], ids=["one text", "n=2"])
-async def test_a_text_that_has_begun_is_not_complete_in_time(more):
-    app = shoal.App(protocols=["openai"])
-
-    @app.endpoint("/halves", name="halves")
+async def test_a_text_that_has_begun_is_not_complete_in_time(more, openai):
+    @openai.endpoint("/halves", name="halves")
     async def halves(prompts: list[str]):
         yield prompts
         await anyio.sleep(SLOW_S)
@@ -150,11 +148,11 @@ async def test_a_text_that_has_begun_is_not_complete_in_time(more):
 
     asked = {"model": "halves", "prompt": "a", **more}
     headers = [("X-Request-Timeout", "2.5")]
-    async with app.lifespan():
+    async with openai.lifespan():
         began = anyio.current_time()
-        answer = await ask(app, COMPLETIONS, asked, headers=headers)
+        answer = await ask(openai, COMPLETIONS, asked, headers=headers)
         assert (answer.status, answer.json()["error"]["code"]) == (504, "timeout")
-        answer = await ask(app, COMPLETIONS, asked | {"stream": True}, headers=headers)
+        answer = await ask(openai, COMPLETIONS, asked | {"stream": True}, headers=headers)
         assert anyio.current_time() - began == pytest.approx(5)
     *pieces, failed = events(answer.body)
     assert text_of(pieces) == (dict.fromkeys(range(more.get("n", 1)), "a"), {})

@@ -282,11 +282,10 @@ async def test_headers_that_are_none_are_an_internal_error(caplog):
 
 
 @pytest.mark.one_loop
-async def test_a_mounted_application_may_raise_one_too():
+async def test_a_mounted_application_may_raise_one_too(app):
     async def bare(scope, receive, send):
         raise Odd(409, {"code": 7}, {"Retry-After": 5, "Content-Length": "3"})
 
-    app = shoal.App()
     app.mount("/bare", bare)
     async with app.lifespan():
         answer = await ask(app, "/bare", "a")
@@ -362,9 +361,7 @@ async def test_a_response_with_a_status_that_there_is_not_is_an_internal_error(c
 
 
 @pytest.mark.one_loop
-async def test_a_response_of_no_media_type_is_sent_as_bytes():
-    app = shoal.App()
-
+async def test_a_response_of_no_media_type_is_sent_as_bytes(app):
     @app.endpoint("/r", methods=("GET",))
     async def respond(items: list[bytes]) -> list[Response]:
         return [Response(b"text")]

@@ -8,6 +8,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
+from handlers import ask_once
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.problem import problem_of
 from shoal.testing import settle
@@ -69,12 +70,10 @@ def failing(error):
     return handler
 
 
-async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers():
-    app = shoal.App()
+async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers(app):
     error = HTTPException(402, "pay first", {"X-Price": "3", "x-odd": "\u20ac"})
     app.endpoint("/x")(failing(error))
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
+    answer = await ask_once(app, "/x", 1)
     assert (answer.status, answer.headers["x-price"]) == (402, "3")
     assert answer.json() == {
         "type": "about:blank",
@@ -85,11 +84,10 @@ async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers():
     }
 
 
-async def test_an_http_exception_in_a_slot_is_its_callers_alone():
+async def test_an_http_exception_in_a_slot_is_its_callers_alone(app):
     async def handler(items: list[int]) -> list[object]:
         return [HTTPException(404) if item else "fine" for item in items]
 
-    app = shoal.App()
     app.endpoint("/x", max_batch_size=2, batch_wait_timeout_s=1)(handler)
     bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)
     async with app.lifespan(), calling(bad, good):
@@ -103,15 +101,13 @@ async def test_an_http_exception_in_a_slot_is_its_callers_alone():
 async def test_internals_are_shown_in_debug_mode_alone(debug):
     app = shoal.App(debug=debug)
     app.endpoint("/x")(failing(ValueError("a secret")))
-    async with app.lifespan():
-        answer = await ask(app, "/x", 1)
+    answer = await ask_once(app, "/x", 1)
     assert answer.status == 500
     assert (b"a secret" in answer.body) is debug
     assert ("traceback" in answer.json()) is debug
 
 
-async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(caplog):
-    app = shoal.App()
+async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(caplog, app):
     app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)(failing(ValueError()))
     calls = [Call(app, "/x", item=item) for item in range(3)]
     async with app.lifespan(), calling(*calls):
@@ -162,9 +158,7 @@ async def test_the_line_names_requests_whose_answer_code_did_not_choose(
     assert lines(caplog) == (["x: batch 1 failed: ValueError, 1 of 3 requests (r5)"], 1)
 
 
-async def test_an_open_batch_that_fails_in_part_is_one_line_with_its_ids(caplog):
-    app = shoal.App()
-
+async def test_an_open_batch_that_fails_in_part_is_one_line_with_its_ids(caplog, app):
     @app.endpoint("/x", name="x", fill="open", max_batch_size=3)
     async def some(batch: shoal.OpenBatch[int, int]) -> None:
         async for request in batch:
@@ -182,9 +176,7 @@ async def test_an_open_batch_that_fails_in_part_is_one_line_with_its_ids(caplog)
     assert {"r1", "r2"} == set(messages[0].split("(")[1].strip(")").split(", "))
 
 
-async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog):
-    app = shoal.App()
-
+async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog, app):
     @app.endpoint("/x", name="x", fill="continuous", max_batch_size=4)
     async def some(batch: shoal.OpenBatch[int, int]) -> None:
         async for _ in batch.steps():
@@ -220,12 +212,11 @@ async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog
     assert lines(caplog)[0] == []
 
 
-async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(caplog):
+async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(caplog, app):
     async def slow(items: list[int]) -> list[int]:
         await anyio.sleep(100)
         return items
 
-    app = shoal.App()
     app.endpoint("/x", name="x", handler_timeout_s=2)(slow)
     async with app.lifespan():
         handle = await app.controller.get_handle("x")
@@ -236,11 +227,9 @@ async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(capl
     assert record.exc_info is None
 
 
-async def test_what_a_handler_returned_is_not_logged(caplog):
-    app = shoal.App()
+async def test_what_a_handler_returned_is_not_logged(caplog, app):
     app.endpoint("/x", name="x")(wrong)
-    async with app.lifespan():
-        assert (await ask(app, "/x", 1)).status == 500
+    assert (await ask_once(app, "/x", 1)).status == 500
     assert "must give back a list of 1 results, not str" in caplog.text
     assert "secret" not in caplog.text
 
@@ -249,8 +238,7 @@ async def wrong(items: list[int]) -> list[int]:
     return "secret"  # type: ignore[return-value]
 
 
-async def test_what_is_the_clients_own_is_not_logged(caplog):
-    app = shoal.App()
+async def test_what_is_the_clients_own_is_not_logged(caplog, app):
     app.endpoint("/x")(failing(HTTPException(503)))
     async with app.lifespan():
         assert (await ask(app, "/x", "no number")).status == 422
@@ -269,10 +257,8 @@ class Unwilling(Exception):
         raise TypeError("nothing to show")
 
 
-async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplog):
-    app = shoal.App()
+async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplog, app):
     app.endpoint("/", name="one")(failing(Unwilling()))
-    async with app.lifespan():
-        answer = await ask(app, "/", item=1)
+    answer = await ask_once(app, "/", item=1)
     assert answer.status == 500
     assert len([r for r in caplog.records if r.exc_info]) == 1

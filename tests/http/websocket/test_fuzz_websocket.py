@@ -5,7 +5,6 @@ from collections import Counter
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 import pytest
 from fuzzing import fuzzed

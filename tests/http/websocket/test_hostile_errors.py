@@ -3,7 +3,6 @@
 import pytest
 from starlette.exceptions import HTTPException
 
-import shoal
 from base_exceptions import Panic
 from socket_in_memory import opened
 
@@ -18,11 +17,10 @@ def refusal(kind, name):
 
 @pytest.mark.parametrize("name", ["detail", "status_code", "headers"])
 @pytest.mark.parametrize("kind", [Panic, SystemExit, ValueError])
-async def test_an_error_that_can_not_be_described_fails_only_its_request(kind, name):
+async def test_an_error_that_can_not_be_described_fails_only_its_request(kind, name, app):
     async def handler(items: list[int]) -> list:
         return [refusal(kind, name) if item == 1 else item for item in items]
 
-    app = shoal.App()
     app.endpoint("/m", name="m")(handler)
     async with app.lifespan(), opened(app, "/m") as socket:
         socket.say(id=1, item=1)
