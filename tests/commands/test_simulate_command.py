@@ -94,13 +94,6 @@ def test_run_times_can_vary(told):
     assert told(*CONSTANT, "--jitter", "0.5", "--json")["latency_s"] != first["latency_s"]
 
 
-def test_any_option_can_be_named(told):
-    data = told(
-        *CONSTANT, "--option", "max_batch_size=5", "--option", "idle_timeout_s=0.02", "--json"
-    )
-    assert data["mean_batch"] == 5
-
-
 def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
     arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
     text = told(*arguments, "--option", "max_batch_size=4")

@@ -248,6 +248,7 @@ def test_a_machine_that_is_cut_off_under_load_loses_nothing(world):
         cut.machine.plug_in()
         world.wait_ready(3)
     assert met["lost"] == []
+    assert met["longest_s"] < 7.5
     assert world.starts(cut) == began == 1
 
 

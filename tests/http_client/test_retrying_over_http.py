@@ -264,18 +264,6 @@ async def test_a_stream_has_no_time_limit_unless_it_is_given_one(timeout_s):
     assert anyio.current_time() - began == pytest.approx(5)
 
 
-async def test_a_stream_that_broke_off_is_not():
-    broken = httpx.Response(
-        200, headers={"content-type": "application/x-ndjson"}, content=b'{"item": 1}\n'
-    )
-    server = Server(broken, DONE)
-    async with client_of(server) as client, client.stream("/x", 1) as results:
-        assert await anext(results) == 1
-        with pytest.raises(ConnectionError, match="broke off"):
-            await anext(results)
-    assert len(server.times) == 1
-
-
 async def test_an_endpoint_that_is_overloaded_is_called_again():
     async def slow(items: list[int]) -> list[int]:
         began.set()

@@ -139,34 +139,6 @@ async def test_a_server_that_took_the_request_and_sends_rubbish_gets_the_call_al
             assert [await client.call("/x", 1) for _ in range(4)] == ["good"] * 4
 
 
-async def test_a_server_that_never_answers_delays_only_the_calls_that_it_has():
-    was_taken, has_answered = anyio.Event(), anyio.Event()
-    taken = []
-
-    async def call(client):
-        await client.call("/x", 1)
-        has_answered.set()
-
-    async def never(stream):
-        taken.append(stream)
-        was_taken.set()
-        await anyio.sleep_forever()
-
-    async with (
-        raw_server(never) as bad,
-        served(named("good")) as good,
-        HttpClient([bad, good]) as client,
-        anyio.create_task_group() as tasks,
-    ):
-        for _ in range(2):
-            tasks.start_soon(call, client)
-        await was_taken.wait()
-        await has_answered.wait()
-        assert [await client.call("/x", 1) for _ in range(20)] == ["good"] * 20
-        assert len(taken) == 1
-        tasks.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize("item", [(), (1,)])
 async def test_a_server_without_tls_sends_its_calls_to_one_with_it(tmp_path, item):
     files = new_certificate(tmp_path)

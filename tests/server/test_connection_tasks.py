@@ -76,24 +76,6 @@ async def test_a_client_that_pipelines_does_not_keep_the_event_loop_from_others(
     assert most <= 4  # on trio a pass is two ticks
 
 
-async def test_an_application_that_fails_does_not_keep_others_from_being_called(caplog):
-    async def app(scope, receive, send):
-        if scope["path"] == "/fail":
-            raise RuntimeError("its own mistake")
-        await answer(send)
-
-    async with serving(app) as server:
-        clients = [server.connect() for _ in range(6)]
-        for client in clients:
-            client.ask("/fail" if client in clients[::2] else "/")
-        await settle()
-        assert [client.statuses for client in clients] == [[500], [200]] * 3
-        assert server.counts() == (6, 6)
-    assert [record.getMessage() for record in caplog.records] == [
-        "the application failed on b'/fail'"
-    ] * 3
-
-
 async def test_a_context_variable_that_a_call_leaves_is_not_met_by_the_next():
     user = ContextVar("user", default="nobody")
     met = []

@@ -8,7 +8,6 @@ import h2.settings
 import pytest
 from echo_app import EchoApp
 from live_server import (
-    Http2Client,
     http2,
     live,
     read_all,
@@ -18,7 +17,6 @@ from live_server import (
     upgrade,
 )
 
-import shoal
 from shoal.server.shared import Shared
 from shoal.server.transport import Transport
 from time_limits import HANG_S
@@ -183,70 +181,6 @@ async def test_requests_behind_one_that_is_answered_wait_in_the_kernel(echo):
         await until_quiet()
         assert not is_sent.is_set()
         tasks.cancel_scope.cancel()
-
-
-async def test_incomplete_bodies_of_one_http2_client_are_bounded():
-    async def read():
-        while received := await client.stream.receive_some():
-            for event in client.connection.receive_data(received):
-                if isinstance(event, h2.events.ResponseReceived):
-                    statuses[event.stream_id] = dict(event.headers)[b":status"]
-
-    app = shoal.App(max_body_bytes=100_000, max_incomplete_bytes=400_000)
-
-    @app.endpoint("/size")
-    async def size(bodies: list[bytes]) -> list[int]:
-        return [len(body) for body in bodies]
-
-    statuses = {}
-    brief = live(app, graceful_timeout_s=0.05)
-    async with brief as server, anyio.create_task_group() as tasks:
-        client = Http2Client(await server.connect())
-        tasks.start_soon(read)
-        asked = [client.ask(b"/size", method=b"POST", end=False) for _ in range(5)]
-        for stream_id in asked:
-            for _ in range(4):
-                while client.connection.local_flow_control_window(stream_id) < 10_000:
-                    await anyio.lowlevel.checkpoint()
-                client.connection.send_data(stream_id, bytes(10_000))
-                await client.flush()
-            await until_quiet()
-        # Of one connection 100,000 bytes, so two bodies.
-        assert statuses == dict.fromkeys(asked[2:], b"503")
-        client.connection.end_stream(asked[0])
-        client.connection.reset_stream(asked[1])
-        last = client.ask(b"/size", method=b"POST", end=False)
-        client.connection.send_data(last, bytes(10_000))  # others are not held any more
-        await client.flush()
-        await until_quiet()
-        client.connection.end_stream(last)
-        await client.flush()
-        while last not in statuses:
-            await anyio.lowlevel.checkpoint()
-        assert statuses[asked[0]] == statuses[last] == b"200"
-        tasks.cancel_scope.cancel()
-    await client.stream.aclose()
-
-
-async def test_answers_to_a_closed_window_are_bounded():
-    """Each stream's application waits after its first pieces."""
-    sends = []
-
-    async def app(scope, receive, send):
-        if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
-                sends.append(scope["path"])
-
-    streams = 50
-    async with live(app, graceful_timeout_s=0.05) as server, http2(server) as client:
-        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
-        for _ in range(streams):
-            client.ask(b"/")
-        await client.flush()
-        await until_quiet()
-        assert len(sends) <= streams
 
 
 async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for_the_client(echo):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 import shoal
 from handlers import ask_once
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import Call, ask
 from time_limits import HANG_S
 
 on_a_socket = pytest.mark.real_time
@@ -28,11 +28,6 @@ def app():
     @app.endpoint("/double", methods=("GET", "POST"))
     async def double(items: list[bytes]) -> list[int]:
         return [2 * len(item) for item in items]
-
-    @app.endpoint("/count", methods=("GET",))
-    async def count(items: list[bytes]):
-        yield [1] * len(items)
-        await anyio.sleep_forever()
 
     @app.endpoint("/put", methods=("PUT",))
     async def put(items: list[bytes]) -> list[int]:
@@ -190,15 +185,6 @@ async def test_head_is_answered_as_get_without_the_body(app, path):
     assert (head.status, head.body) == (200, b"")
     del get.headers["x-request-id"], head.headers["x-request-id"]
     assert head.headers == get.headers
-
-
-async def test_head_of_a_stream_makes_no_call(app):
-    async with app.lifespan():
-        call = Call(app, "/count", method="HEAD")
-        async with calling(call):
-            await call.returned.wait()
-        assert (call.answer.status, call.answer.body) == (200, b"")
-        assert call.answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
 async def test_head_is_refused_where_get_is(app):

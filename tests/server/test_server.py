@@ -1,7 +1,6 @@
 """The server's own promises: it serves, drains in order, and ends."""
 
 import errno
-import socket
 import time
 
 import anyio
@@ -211,18 +210,6 @@ async def test_reaching_the_limit_is_said_once(caplog):
     ]
 
 
-async def test_what_the_lifespan_put_into_its_state_is_in_every_request():
-    async def app(scope, receive, send):
-        if scope["type"] == "lifespan":
-            scope["state"]["model"] = b"loaded"
-            await EchoApp().lifespan(scope, receive, send)
-        else:
-            await EchoApp().answer(send, 200, scope["state"]["model"])
-
-    async with live(app) as server:
-        assert (await server.talk(request("/", close=True))).endswith(b"loaded")
-
-
 async def test_an_application_without_a_lifespan_is_served():
     async def app(scope, receive, send):
         assert scope["type"] == "http"
@@ -308,14 +295,6 @@ async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
     async with live(app, graceful_timeout_s=0.0) as server:
         pass
     assert server.drained.failure.startswith("the application did not shut down within")
-
-
-async def test_an_address_in_use_is_found_before_the_application_starts(echo):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = HttpOptions(port=taken.getsockname()[1])
-        with anyio.fail_after(HANG_S), pytest.raises(OSError, match="in use"):
-            await serve(echo, config, shutdown=never)
-    assert echo.lifespan_events == []
 
 
 async def test_cancelling_the_server_does_not_wait_for_a_client_that_does_not_read(each_poller):
