@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 RUN_S = 0.01
 THINK_S = 0.002
 STEPS = 4
-LOADS = [0.3, 0.5, 0.7, 0.95]
 
 
 class Sizes:

@@ -191,19 +191,11 @@ backend = "e"
 """
 
 
-def test_code_for_asyncio_is_served_on_asyncio(terminal):
-    (terminal.directory / "code.py").write_text(ASYNCIO_CODE)
-    with terminal.serving("serve", "code:app", "--port", "0", "--event-loop", "asyncio") as (
-        _,
-        port,
-    ):
-        assert ask(port, "/e", 2) == (200, 2)
-
-
-def test_a_file_may_say_which_event_loop(terminal):
+@pytest.mark.parametrize("words", ["serve code:app --event-loop asyncio", "start asyncio.toml"])
+def test_code_for_asyncio_is_served_where_the_command_or_a_file_says_so(words, terminal):
     (terminal.directory / "code.py").write_text(ASYNCIO_CODE)
     (terminal.directory / "asyncio.toml").write_text(ASYNCIO_FILE)
-    with terminal.serving("start", "asyncio.toml", "--port", "0") as (_, port):
+    with terminal.serving(*words.split(), "--port", "0") as (_, port):
         assert ask(port, "/e", 2) == (200, 2)
 
 

@@ -189,6 +189,8 @@ def test_a_plot_is_saved(told, tmp_path):
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
         ([*CONSTANT, "--option", "overload=never"], "overload must be 'reject'"),
         (["--rate", "1", "--duration", "0.001", "--run-time", "1"], "no request arrives in 0.001"),
+        ([*CONSTANT, "--compare", "max_batch_size"], "an option is written KEY=VALUE"),
+        ([*CONSTANT, "--backend", "x"], "--backend is for a file that `shoal trace` has recorded"),
         ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
         (
             [*CONSTANT, "--plot", "absent/plot.png"],
@@ -317,15 +319,6 @@ def test_other_traces_need_a_run_time(told, tmp_path):
 def test_made_traffic_can_be_compared_too(told):
     data = told(*CONSTANT, "--json", "--compare", "max_batch_size=1")
     assert [one["name"] for one in data["compared"]] == ["these options", "A"]
-
-
-def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
-    told(*CONSTANT, "--compare", "max_batch_size", code=2)
-    assert "an option is written KEY=VALUE" in told.err
-    told(*CONSTANT, "--backend", "x", code=2)
-    assert "--backend is for a file that `shoal trace` has recorded" in told.err
-    told(*CONSTANT, "--plot", str(tmp_path / "absent" / "x.png"), code=2)
-    assert "no plot in" in told.err
 
 
 def test_a_terminal_without_unicode_gets_escapes():

@@ -123,9 +123,11 @@ def test_a_passed_socket_goes_before_the_address_in_a_file(passing, tmp_path):
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
 
 
-def test_a_passed_socket_can_be_served_by_workers(passing):
-    command = ("serve", "lengths:app", "--workers", "2")
-    with listening() as passed, passing([passed], "http", *command) as run:
+@pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]], ids=lambda words: words[0])
+def test_a_passed_socket_can_be_served_by_workers_and_with_reload(options, passing):
+    if options == ["--reload"]:
+        pytest.importorskip("watchfiles")
+    with listening() as passed, passing([passed], "http", "serve", "lengths:app", *options) as run:
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
         end_of(run, signal.SIGTERM)
 
@@ -136,16 +138,6 @@ def test_workers_refuse_more_than_one_passed_socket(passing):
         _, said = run.communicate(timeout=HANG_S)
     assert "--workers serves one: pass one, or name one address" in said
     assert run.returncode == 2
-
-
-def test_a_passed_socket_can_be_served_with_reload(passing):
-    pytest.importorskip("watchfiles")
-    with (
-        listening() as passed,
-        passing([passed], "http", "serve", "lengths:app", "--reload") as run,
-    ):
-        assert ask(port_of(passed), "/embed", "eel") == (200, 3)
-        end_of(run, signal.SIGTERM)
 
 
 WRONG = {

@@ -207,9 +207,6 @@ def test_the_composition_fits_its_schema():
     check_schema("vendor.compose-spec", DEPLOY / "compose.yaml")
 
 
-GRAFANA = ROOT / "examples" / "grafana"
-
-
 def test_what_the_composition_mounts_is_there():
     mounted = [
         volume.split(":")[0]

@@ -42,10 +42,6 @@ def found(kind, name):
     return one
 
 
-def names_of(kind):
-    return [d["metadata"]["name"] for d in DOCUMENTS if d["kind"] == kind]
-
-
 def template(name):
     return found("Deployment", name)["spec"]["template"]
 

@@ -2,7 +2,7 @@
 
 import socket
 import tracemalloc
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import h2.events
@@ -113,6 +113,15 @@ class Http2Peer(Http1Peer):
             await self.http2.flush()
 
 
+@asynccontextmanager
+async def talking(kind, app=None, **options):
+    """A client of a server whose WebSocket is open."""
+    async with live(app or EchoApp(), **options) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            yield peer
+
+
 both_protocols = pytest.mark.parametrize("kind", [Http1Peer, Http2Peer], ids=["http1", "http2"])
 
 
@@ -120,14 +129,12 @@ both_protocols = pytest.mark.parametrize("kind", [Http1Peer, Http2Peer], ids=["h
 @pytest.mark.parametrize("letter", ["x", "\xe9"])
 async def test_a_message_of_just_the_limit_is_taken(kind, letter):
     text = letter * (MOST // len(letter.encode()))
-    async with live(EchoApp(), max_message_bytes=MOST) as server:
-        peer = await kind.open(server)
-        async with peer.stream:
-            for _ in range(2):
-                await peer.send(TextMessage(text))
-                assert (await peer.next_event()).data == text
-            await peer.send(TextMessage(text + letter))
-            assert (await peer.next_event()).code == 1009
+    async with talking(kind, max_message_bytes=MOST) as peer:
+        for _ in range(2):
+            await peer.send(TextMessage(text))
+            assert (await peer.next_event()).data == text
+        await peer.send(TextMessage(text + letter))
+        assert (await peer.next_event()).code == 1009
 
 
 def part(size):
@@ -154,12 +161,10 @@ async def test_the_incomplete_messages_of_all_clients_have_one_limit(kind):
 @both_protocols
 @pytest.mark.parametrize("size", [10, 8_000_000])
 async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(kind, size):
-    async with live(EchoApp(), body_timeout_s=0.05) as server:
-        peer = await kind.open(server)
-        async with peer.stream:
-            await peer.send(part(size))
-            event = await peer.next_event()
-            assert (event.code, event.reason) == (1008, "a message was not sent in time")
+    async with talking(kind, body_timeout_s=0.05) as peer:
+        await peer.send(part(size))
+        event = await peer.next_event()
+        assert (event.code, event.reason) == (1008, "a message was not sent in time")
 
 
 @both_protocols
@@ -169,13 +174,11 @@ async def test_a_message_that_is_not_completed_in_time_ends_its_websocket(kind, 
     ids=["an unknown kind of frame", "a text that is not UTF-8"],
 )
 async def test_a_client_is_told_what_is_wrong_with_its_frames(kind, broken, code):
-    async with live(EchoApp()) as server:
-        peer = await kind.open(server)
-        async with peer.stream:
-            await peer.pass_on(broken)
-            closing = await peer.next_event()
-            assert isinstance(closing, CloseConnection)
-            assert closing.code == code
+    async with talking(kind) as peer:
+        await peer.pass_on(broken)
+        closing = await peer.next_event()
+        assert isinstance(closing, CloseConnection)
+        assert closing.code == code
 
 
 @both_protocols
@@ -184,34 +187,30 @@ async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplo
     """However it is cut into frames, and whatever comes behind it."""
     size = -(-(MOST + 1) // frames)
     parts = [TextMessage("x" * size, message_finished=number == frames) for number in range(frames)]
-    async with live(echo, max_message_bytes=MOST) as server:
-        peer = await kind.open(server)
-        async with peer.stream:
-            await peer.send(*parts)
-            event = await peer.next_event()
-            assert isinstance(event, CloseConnection)
-            assert event.code == 1009
-            await echo.left.wait()
-            if kind is Http1Peer:
-                assert await read_all(peer.stream) in (b"", b"<reset>")
+    async with talking(kind, echo, max_message_bytes=MOST) as peer:
+        await peer.send(*parts)
+        event = await peer.next_event()
+        assert isinstance(event, CloseConnection)
+        assert event.code == 1009
+        await echo.left.wait()
+        if kind is Http1Peer:
+            assert await read_all(peer.stream) in (b"", b"<reset>")
     assert caplog.records == []
 
 
 @both_protocols
 async def test_what_a_client_sends_beyond_the_limit_is_not_collected(kind):
     part = TextMessage("x" * 2**16, message_finished=False)
-    async with live(EchoApp(), max_message_bytes=MOST) as server:
-        peer = await kind.open(server)
-        async with peer.stream:
-            tracemalloc.start()
-            try:
-                with suppress(anyio.BrokenResourceError, h2.exceptions.StreamClosedError):
-                    for _ in range(2**8):
-                        await peer.send(part)
-                        await anyio.lowlevel.checkpoint()
-                _, most = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
+    async with talking(kind, max_message_bytes=MOST) as peer:
+        tracemalloc.start()
+        try:
+            with suppress(anyio.BrokenResourceError, h2.exceptions.StreamClosedError):
+                for _ in range(2**8):
+                    await peer.send(part)
+                    await anyio.lowlevel.checkpoint()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
     assert most < 2**21
 
 
@@ -256,39 +255,35 @@ async def test_a_silent_client_is_pinged_and_then_disconnected(kind, echo):
 
 @both_protocols
 async def test_a_client_that_answers_pings_may_be_silent(kind):
-    async with live(EchoApp(), ping_interval_s=0.05) as server:
-        peer = await kind.open(server)
-        async with peer.stream:
-            for _ in range(4):
-                ping = await peer.next_event()
-                assert isinstance(ping, Ping)
-                await peer.send(ping.response())
-            await peer.send(TextMessage("still here"))
-            while isinstance(event := await peer.next_event(), Ping):
-                await peer.send(event.response())
-            assert event.data == "still here"
+    async with talking(kind, ping_interval_s=0.05) as peer:
+        for _ in range(4):
+            ping = await peer.next_event()
+            assert isinstance(ping, Ping)
+            await peer.send(ping.response())
+        await peer.send(TextMessage("still here"))
+        while isinstance(event := await peer.next_event(), Ping):
+            await peer.send(event.response())
+        assert event.data == "still here"
 
 
 async def test_pings_without_a_window_for_their_answers_hold_up_no_other_stream():
-    async with live(EchoApp()) as server:
-        peer = await Http2Peer.open(server)
-        async with peer.stream:
-            connection = peer.http2.connection
-            connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
-            pings = b"".join(peer.websocket.send(Ping(b"%d" % number)) for number in range(500))
-            connection.send_data(peer.stream_id, pings)
-            asked = peer.http2.ask()
-            await peer.http2.flush()
-            await peer.http2.wait_for(h2.events.ResponseReceived, asked)
-            connection.increment_flow_control_window(2**16, peer.stream_id)
-            await peer.http2.flush()
-            # Of those that were to be answered, the last is enough.
-            pongs = b""
-            while not pongs.endswith(b"499"):
-                for event in connection.receive_data(await peer.stream.receive_some()):
-                    if isinstance(event, h2.events.DataReceived):
-                        assert event.stream_id == peer.stream_id
-                        pongs += event.data
+    async with talking(Http2Peer) as peer:
+        connection = peer.http2.connection
+        connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        pings = b"".join(peer.websocket.send(Ping(b"%d" % number)) for number in range(500))
+        connection.send_data(peer.stream_id, pings)
+        asked = peer.http2.ask()
+        await peer.http2.flush()
+        await peer.http2.wait_for(h2.events.ResponseReceived, asked)
+        connection.increment_flow_control_window(2**16, peer.stream_id)
+        await peer.http2.flush()
+        # Of those that were to be answered, the last is enough.
+        pongs = b""
+        while not pongs.endswith(b"499"):
+            for event in connection.receive_data(await peer.stream.receive_some()):
+                if isinstance(event, h2.events.DataReceived):
+                    assert event.stream_id == peer.stream_id
+                    pongs += event.data
 
 
 async def test_small_messages_that_are_not_received_are_not_collected():
