@@ -18,14 +18,14 @@ from shoal.errors import HandlerTimeout, ReplicaDied
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.replicas.process.wire.frames import FrameReader
-from shoal.replicas.process.wire.shared_memory import SharedMemory
+from shoal.replicas.process.wire.shared_memory import Region
 from shoal.replicas.process.worker import Worker
 from shoal.serving.backends.managed import ManagedReplica
 from shoal.serving.controller.controller import Controller
 
 pytestmark = pytest.mark.real_time
 
-OF_A_REPLICA = {ManagedReplica: 1, ProcessReplica: 1, Conversation: 1, Worker: 1, SharedMemory: 1}
+OF_A_REPLICA = {ManagedReplica: 1, ProcessReplica: 1, Conversation: 1, Worker: 1, Region: 2}
 OF_A_REPLICA |= {FrameReader: 2}  # one of each channel, with a buffer of 64 KiB
 
 

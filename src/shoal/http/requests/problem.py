@@ -315,13 +315,17 @@ NOT_OPEN: Final = Problem.of(
 
 # Of a request that a shutdown has cut off.
 ENDED: Final = Problem(
-    *(503, "closed", "The server has stopped"),
+    503,
+    "closed",
+    "The server has stopped",
     "It stopped before the call had ended. The call may be retried.",
 )
 
 # Of a request while the application loads its models.
 STARTING: Final = Problem(
-    *(503, "not-open", "The server is starting"),
+    503,
+    "not-open",
+    "The server is starting",
     "The application loads its models. /-/readyz says which, and answers 200 once it is ready.",
 )
 
