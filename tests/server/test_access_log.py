@@ -162,3 +162,39 @@ async def test_it_hides_no_extension_and_counts_what_the_server_sends_for_the_ap
         await settle()
     [line] = lines()
     assert (line["status"], line["bytes"]) == (200, 9)
+
+
+async def fails_after_the_start(_scope, _receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise RuntimeError
+
+
+async def waits_after_the_start(_scope, _receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await anyio.sleep_forever()
+
+
+async def answers_late(_scope, receive, send):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    await send({"type": "http.response.start", "status": 499, "headers": []})
+    await send({"type": "http.response.body", "body": b"abc"})
+
+
+@pytest.mark.parametrize(
+    ("app", "status"),
+    [(fails_after_the_start, 500), (waits_after_the_start, 503), (answers_late, 400)],
+)
+async def test_the_response_of_the_server_is_logged_in_place_of_the_applications(
+    lines, app, status
+):
+    async with serving(app, access_log=True) as server:
+        client = server.connect()
+        client.say(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        await settle()
+        server.shared.end_early() if status == 503 else client.say(b"no chunk\r\n")
+        await settle()
+        [(sent, body)] = client.answers
+        server.tasks.cancel_scope.cancel()
+    [line] = lines()
+    assert (line["status"], line["bytes"]) == (sent, len(body)) == (status, len(body))

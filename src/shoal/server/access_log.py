@@ -55,10 +55,9 @@ class AccessLogLine:
         self._bytes += size
 
     def note_refusal(self, status: int, size: int = 0) -> None:
-        """Notes the status of the server's own response; 0 for none."""
-        if self._status is None and status:
-            self._status = status
-            self._bytes += size
+        """Notes the server's own response, in place of the application's; status 0 for none."""
+        if status:
+            self._status, self._bytes = status, size
 
     def note(self, message: Message) -> None:
         match message["type"]:

@@ -159,7 +159,7 @@ class _HypercornListener(FrontEndListener):
                 self._calls.remove(call)
                 shared.calls_finished += 1
                 if shared.options.access_log:
-                    messages.log.note_refusal(status)
+                    messages.log.note_refusal(0 if messages.has_begun else status)
                     messages.log.write(scope)
         if call.cancelled_caught:
             if not messages.has_begun:
