@@ -5,10 +5,12 @@ import logging
 
 import anyio
 import pytest
-from live_server import live, read_until, request
+from echo_app import EchoApp
+from live_server import http2, live, read_all, read_until, request
 from server_in_memory import serving
 
 import shoal
+from base_exceptions import Panic
 from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLogLine
 from shoal.testing import settle
@@ -109,24 +111,54 @@ async def test_a_client_that_leaves_a_server_is_logged_once(app, lines):
     assert line["bytes"] > 0
 
 
-@pytest.mark.real_time
-async def test_a_broken_filter_of_the_log_ends_no_connection(app, lines, caplog):
-    def broken(_record):
-        raise RuntimeError("a broken filter")
+@pytest.fixture
+def broken_filter():
+    """Adds a filter that raises an error to a logger, until the test has ended."""
+    added = []
 
-    logger = logging.getLogger(LOGGER)
-    logger.addFilter(broken)
-    try:
-        async with live(app, access_log=True) as server, await server.connect() as client:
-            for _ in range(2):
-                asked = request(
-                    "/double", method="POST", body=b"21", headers=["Content-Type: application/json"]
-                )
-                await client.send_all(asked)
-                await read_until(client, b"42")
-    finally:
+    def add(name, error):
+        def broken(_record):
+            raise error
+
+        added.append((logging.getLogger(name), broken))
+        logging.getLogger(name).addFilter(broken)
+
+    yield add
+    for logger, broken in added:
         logger.removeFilter(broken)
+
+
+@pytest.mark.real_time
+async def test_a_broken_filter_of_the_log_ends_no_connection(app, lines, broken_filter, caplog):
+    broken_filter(LOGGER, RuntimeError("a broken filter"))
+    async with live(app, access_log=True) as server, await server.connect() as client:
+        for _ in range(2):
+            asked = request(
+                "/double", method="POST", body=b"21", headers=["Content-Type: application/json"]
+            )
+            await client.send_all(asked)
+            await read_until(client, b"42")
     assert "the access log failed" in caplog.text
+
+
+async def test_a_broken_filter_of_the_servers_log_ends_at_most_its_connection(broken_filter):
+    async def fails(_scope, _receive, _send):
+        raise RuntimeError
+
+    broken_filter("shoal.server", RuntimeError("a broken filter"))
+    async with serving(fails) as server:
+        clients = [await server.ask("/") for _ in range(2)]
+    assert [client.statuses for client in clients] == [[500], [500]]
+
+
+@pytest.mark.real_time
+async def test_a_call_whose_line_ends_its_connection_is_counted(lines, broken_filter):
+    broken_filter(LOGGER, Panic())
+    async with live(EchoApp(), access_log=True) as server, http2(server) as client:
+        client.ask()
+        await client.flush()
+        await read_all(client.stream)
+    assert server.drained.served == 1
 
 
 async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_client_gets(lines):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -189,12 +190,13 @@ async def run_contained(connection: ServedConnection, parking: Parking) -> None:
                 if parking.leave_scopes_in(scope):
                     _log.warning(_LEFT_OPEN)
     except BaseException as error:
-        if failure is None:
-            _log.warning(_LEFT_OPEN, exc_info=error)
-        elif must_propagate(failure, parking):
+        if failure is not None and must_propagate(failure, parking):
             raise failure from failure.__cause__
-        else:  # for example a cancellation that nobody has requested
-            _log.error("the application has ended a connection", exc_info=failure)
+        with suppress(Exception):  # filters of logs are the user's
+            if failure is None:
+                _log.warning(_LEFT_OPEN, exc_info=error)
+            else:  # for example a cancellation that nobody has requested
+                _log.error("the application has ended a connection", exc_info=failure)
     finally:
         del failure  # its traceback holds this frame
         connection.ended(is_reusable=is_reusable)

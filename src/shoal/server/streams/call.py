@@ -91,9 +91,9 @@ class AppCall(ServedCall):
             if not (self.is_over or self.is_complete):
                 self._end()
             self.disconnected()
-            self.write_log(scope)
             shared.calls_finished += 1
             self._connection.call_ended(self)
+            self.write_log(scope)
 
     # The application's side.
 
