@@ -1,5 +1,7 @@
 """Which hosts and origins a server answers for, on a real socket."""
 
+import tracemalloc
+
 import pytest
 from live_server import live, request
 from server_in_memory import serving
@@ -46,6 +48,25 @@ def test_a_loopback_address_answers_for_no_other(host):
 )
 def test_an_allowed_name_with_something_else_behind_it_is_another_host(host):
     assert status(LOCAL, "GET", host) == 421
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "origin"),
+    [
+        (PUBLIC, b"%d" + b"a" * 2**14, None),
+        (LOCAL, b"localhost:%d" + b"0" * 2**14, None),
+        (LOCAL, b"localhost:%d", b"a" * 2**14 + b"://localhost:%d"),
+    ],
+)
+def test_long_hosts_and_origins_are_not_kept(name, host, origin):
+    guard = RequestGuard(HttpOptions(), name)
+    tracemalloc.start()
+    try:
+        for number in range(64):
+            guard.check("POST", host % number, origin and origin % number)
+        assert tracemalloc.get_traced_memory()[0] < 2**17
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

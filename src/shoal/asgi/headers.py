@@ -42,7 +42,7 @@ FRAMING: Final = frozenset(
 _OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
 _http_log: Final = logging.getLogger("shoal.http")
 _MOST_KNOWN: Final = 256
-_MOST_SHOWN: Final = 253
+_MOST_SHOWN: Final = 253  # characters; the longest name of a host
 
 _log: Final = logging.getLogger("shoal.server")
 _HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]*)?")
@@ -62,7 +62,7 @@ class RequestGuard:
         # Those allowed; None for all. No page can have a loopback name by DNS rebinding.
         self._hosts = _unless_all(hosts | _LOOPBACK if is_loopback else hosts or _ALL)
         self._origins = _unless_all(origins if is_loopback else origins or _ALL)
-        # Allowed pairs of host and origin, as sent.
+        # Allowed pairs of host and origin, as sent; not long ones, which clients may choose.
         self._known: set[tuple[bytes, bytes | None]] = set()
         self._logged: set[int] = set()
 
@@ -76,7 +76,7 @@ class RequestGuard:
             raise self._refusal(421, "host", host, "allowed_hosts (--allow-host)")
         if origin is not None and self._origins is not None and not self._is_from(origin, host):
             raise self._refusal(403, "origin", origin, "allowed_origins (--allow-origin)")
-        if len(self._known) < _MOST_KNOWN:
+        if len(self._known) < _MOST_KNOWN and len(host + (origin or b"")) <= _MOST_SHOWN:
             self._known.add((host, origin))
 
     def _refusal(self, status: int, what: str, sent: bytes, option: str) -> BadRequest:
