@@ -111,6 +111,16 @@ async def test_a_stopped_worker_does_not_hold_up_the_end(held_app, impatient, is
     assert workers_of() == []
 
 
+@pytest.mark.one_loop
+async def test_a_stopped_worker_is_killed_when_the_time_for_requests_is_over(held_app, monkeypatch):
+    monkeypatch.setattr("shoal.front_ends.listener._LOOK_S", HANG_S)  # nothing else kills it
+    async with live(held_app, workers=1, graceful_timeout_s=0.05) as server:
+        [stopped] = workers_of()
+        kill(stopped, signal.SIGSTOP)
+    assert server.drained is not None
+    assert workers_of() == []
+
+
 async def test_workers_live_on_while_the_servers_event_loop_is_held(held_app, held, impatient):
     async with live(held_app, workers=2) as server:
         workers = workers_of()

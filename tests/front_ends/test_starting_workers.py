@@ -14,7 +14,7 @@ from live_server import LiveServer, request
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import WORKER
-from shoal.front_ends.listener import front_ends
+from shoal.front_ends.listener import FrontEnds, front_ends
 from shoal.replicas.process import worker
 from shoal.server.run import WorkersFailed
 from shoal.server.server import serve
@@ -129,6 +129,29 @@ async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason
     absent = partial(given, command=["/absent/python"])
     with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
         await serve(held_app, OPTIONS, shutdown=anyio.sleep_forever, front_ends=absent)
+
+
+@pytest.mark.one_loop
+async def test_a_server_that_is_shut_down_while_it_starts_kills_stopped_workers(
+    held_app, monkeypatch
+):
+    monkeypatch.setattr("shoal.front_ends.listener._LOOK_S", HANG_S)  # nothing else kills them
+    stopping = anyio.Event()
+
+    def stop(_front_ends, worker):
+        os.kill(worker.pid, signal.SIGSTOP)
+        stopping.set()
+
+    monkeypatch.setattr(FrontEnds, "_serve_by", stop)  # once a worker is ready
+    with anyio.fail_after(HANG_S):
+        drained = await serve(
+            Loading(held_app),
+            OPTIONS,
+            shutdown=stopping.wait,
+            front_ends=dying_workers(1, ""),
+        )
+    assert not drained.started
+    assert workers_of() == []
 
 
 async def test_a_cancelled_server_ends_stopped_workers_where_there_is_no_pidfd(

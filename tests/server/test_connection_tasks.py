@@ -374,3 +374,25 @@ async def test_an_idle_connection_keeps_nothing_of_the_body_that_it_has_read():
             await settle()
             assert sys.getrefcount(data) == before
         assert client.statuses == [200, 200]
+
+
+async def test_an_application_that_ignores_the_disconnect_lets_other_tasks_run():
+    has_run = []
+
+    async def other():
+        has_run.append(True)
+
+    async def app(_scope, receive, _send):
+        async with anyio.create_task_group() as tasks:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            tasks.start_soon(other)
+            for _ in range(3):
+                await receive()
+            has_run.append(False)
+
+    async with serving(app) as server:
+        client = await server.ask("/")
+        client.leave()
+        await settle()
+    assert has_run == [True, False]
