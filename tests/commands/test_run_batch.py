@@ -451,8 +451,9 @@ def test_a_column_of_parquet_and_a_column_of_results(told):
     assert lines("bad.errors.jsonl")[0]["error"]["type"] == "urn:shoal:problem:invalid-item"
 
 
-def test_results_that_fit_no_parquet_file_stay(job, told):
-    told_values = [{"a": 1}, {"a": "x"}]
+@pytest.mark.parametrize("values", [(1, "x"), ({}, {}), (1, 2**64)])
+def test_results_that_fit_no_parquet_file_stay(job, told, values):
+    told_values = [{"a": one} for one in values]
     Path("in.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in told_values))
     Path("same.py").write_text(
         "async def same(found: list[dict]) -> list[dict]:\n    return found\n"
