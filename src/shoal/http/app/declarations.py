@@ -131,7 +131,7 @@ class Declarations:
         try:
             self.add_backend(name, code.definition, code.config)
         except BaseException:
-            del self.endpoints[name]
+            del self.endpoints[name], self.documented[name]
             raise
         self.code[name] = code
 
