@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.commands.support.batch_lines import ResultFiles
+from shoal.commands.support.output import CommandError
 from time_limits import HANG_S
 
 COMMAND = "run-batch"
@@ -451,8 +453,9 @@ def test_a_column_of_parquet_and_a_column_of_results(told):
     assert lines("bad.errors.jsonl")[0]["error"]["type"] == "urn:shoal:problem:invalid-item"
 
 
-def test_results_that_fit_no_parquet_file_stay(job, told):
-    told_values = [{"a": 1}, {"a": "x"}]
+@pytest.mark.parametrize("values", [(1, "x"), ({}, {}), (1, 2**64)])
+def test_results_that_fit_no_parquet_file_stay(job, told, values):
+    told_values = [{"a": one} for one in values]
     Path("in.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in told_values))
     Path("same.py").write_text(
         "async def same(found: list[dict]) -> list[dict]:\n    return found\n"
@@ -586,9 +589,25 @@ def test_a_second_run_of_the_same_output_is_refused(told):
 LIMITED = """
 import resource, sys
 from shoal.cli import main
+from shoal.commands.support.batch_lines import ResultFiles
+from shoal.commands.support.output import CommandError
 resource.setrlimit(resource.RLIMIT_FSIZE, (101, 101))
 sys.exit(main(sys.argv[1:]))
 """
+
+
+def test_results_that_could_not_be_written_leave_no_gap(told, monkeypatch):
+    tried = []
+
+    def write(files, results):
+        if results:
+            tried.append(len(results))
+            raise CommandError("can't write out.jsonl", 1)
+
+    monkeypatch.setattr(ResultFiles, "write", write)
+    Path("in.jsonl").write_text("1\n2\n3\n")
+    told("jobs:double", "in.jsonl", "out.jsonl", code=1)
+    assert tried == [3]
 
 
 @pytest.mark.slow

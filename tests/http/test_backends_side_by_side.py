@@ -1,5 +1,7 @@
 """An application starts its backends side by side, and adds them in their order."""
 
+from contextlib import ExitStack
+
 import anyio
 import pytest
 
@@ -8,6 +10,7 @@ from batching.scenes import outcome
 from handlers import echo
 from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ReplicaNotStarted
+from shoal.serving.controller.controller import Controller
 
 
 def application(stage: Stage, *tags: str) -> shoal.App:
@@ -62,6 +65,16 @@ async def test_one_that_is_cancelled_leaves_nothing():
         await opened(application(stage, "a", "b", "c"))
     assert anyio.current_time() == 4
     assert not stage.alive
+
+
+async def test_the_others_are_added_in_their_order_beside_one_that_is_there():
+    app = application(taking({"a": 5, "b": 0, "c": 3}), "a", "b", "c")
+    async with Controller() as controller:
+        await controller.create_backend("b", echo)
+        with ExitStack() as lending:
+            await app._declared.apply(controller, lending)
+        assert [*controller.backends] == ["b", "a", "c"]
+        assert anyio.current_time() == 5
 
 
 @pytest.mark.real_time

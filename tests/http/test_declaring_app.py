@@ -138,6 +138,15 @@ def test_a_declaration_that_is_wrong_is_refused_where_it_is_written(declare, err
     app.route("put", backend="b", path="/there", methods=["PUT"])
 
 
+async def test_the_documentation_of_a_refused_endpoint_is_not_that_of_a_later_one():
+    app = declared("b")
+    with pytest.raises(errors.NameTaken):
+        app.endpoint("/x", name="b", responses={402: "No credit is left."})(negative)
+    async with app.lifespan():
+        await app.controller.create_endpoint("b", backend="b", route="/b")
+        assert "402" not in app.openapi()["paths"]["/b"]["get"]["responses"]
+
+
 async def test_an_application_is_opened_again_with_all_that_it_declares():
     app = declared("b")
     app.route("e", backend="b", path="/e")

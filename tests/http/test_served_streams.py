@@ -72,6 +72,15 @@ async def test_plain_items_are_sent_by_the_task_of_the_handler(app, steps, monke
         assert items_of(client) == [0, item]
 
 
+async def test_plain_items_are_encoded(steps):
+    app = shoal.App()
+    app.endpoint("/steps", name="steps", encode=lambda item: [item])(steps)
+    async with served(app) as server:
+        (client,) = await begun(server, steps)
+        await steps.take(1, "word")
+        assert items_of(client) == [[0], [1], ["word"]]
+
+
 @pytest.mark.parametrize("item", [{"a": 1}, [1], Word("word"), 2**70], ids=repr)
 async def test_what_may_run_users_code_is_written_by_the_calls_task(app, steps, monkeypatch, item):
     is_plain = type(item) is int

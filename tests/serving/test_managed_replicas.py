@@ -21,8 +21,9 @@ from shoal.errors import ReplicaDied
 class Health:
     """A `Stage.health` that fails as often in a row as it is told to."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: type[Exception] = RuntimeError) -> None:
         self.left = failures
+        self.error = error
         self.checked_at: list[float] = []
 
     async def __call__(self, replica: ScriptedReplica) -> None:
@@ -31,7 +32,12 @@ class Health:
         self.checked_at.append(anyio.current_time())
         if self.left:
             self.left -= 1
-            raise RuntimeError("out of memory")
+            raise self.error("out of memory")
+
+
+class Mute(TimeoutError):
+    def __str__(self) -> str:
+        raise SystemExit(3)
 
 
 async def test_health_is_checked_each_period(stage: Stage) -> None:
@@ -62,6 +68,14 @@ async def test_three_failures_in_a_row_end_a_replica(stage: Stage) -> None:
         assert (status.starts, status.deaths, status.restarts) == (2, 1, 1)
         await controller.scale_backend("b", 2)
         assert controller.status_now().backends["b"].restarts == 1  # one more is no restart
+
+
+async def test_a_failed_check_whose_error_has_no_text_ends_only_its_replica(stage: Stage) -> None:
+    stage.health = Health(3, Mute)
+    async with serving(echo, stage, health_check_period_s=1) as (_, handle, _):
+        await anyio.sleep(10)
+        assert "3 health checks failed" in str(stage.replicas[0].killed)
+        assert await handle.call(1) == 1
 
 
 async def test_a_check_that_does_not_come_back_has_failed(stage: Stage) -> None:

@@ -46,10 +46,10 @@ def _call(
 
 
 @holds_ctrl_c
-def shown(value: object) -> str:
-    """Returns the `repr` of a user's object, or its type's name if `repr` fails."""
+def shown(value: object, convert: Callable[[object], str] = repr) -> str:
+    """Returns the `repr` or `str` of a user's object, or its type's name if that fails."""
     try:
-        return repr(value)
+        return convert(value)
     except BaseException as error:  # user code may raise anything
         if is_of_a_signal(error):
             raise

@@ -279,23 +279,31 @@ class Falsy(Exception):
         return False
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
 class Breaks(shoal.policies.WholeQueuePolicy):
-    def __init__(self, _options):
+    def __init__(self, error):
         super().__init__()
+        self.error = error
 
     def choose(self, queue, now, pressure):
         if queue:
-            raise Falsy("no rule")
+            raise self.error("no rule")
         return shoal.policies.Wait(None)
 
 
-async def test_a_failure_that_is_false_is_shown():
+@pytest.mark.parametrize(("error", "text"), [(Falsy, "no rule"), (Mute, "<Mute>")])
+async def test_a_failure_that_is_false_or_has_no_text_is_shown(error, text):
     app = shoal.App(dashboard=True)
-    app.endpoint("/m", name="m", policy=Breaks)(answering_with(1))
+    app.endpoint("/m", name="m", policy=lambda _: Breaks(error))(answering_with(1))
     async with app.lifespan():
         assert (await ask(app, "/m", item=1)).status == 503
         async with watched(app) as watching:
             (backend,) = state_of(messages_of(watching))["backends"]
+        assert (await ask(app, "/-/metrics", method="GET")).status == 200
         status = (await app.controller.status()).backends["m"]
-    assert (backend["failure"], status.failure) == ("Falsy", "no rule")
+    assert (backend["failure"], status.failure) == (error.__name__, text)
     assert status.state == "unavailable"

@@ -936,9 +936,13 @@ async def test_the_inputs_of_a_request_have_one_limit_for_python_objects(
         answer = await ask(served.app, path, **binary({"inputs": [one, other]}, data, data))
         assert answer.status == 400, answer.body
         assert text in error(answer)
-        other = tensor([1], [1], name="b")
-        for _ in range(2):
-            answer = await ask(served.app, path, **binary({"inputs": [one, other]}, data))
+        small = data[: len(data) // 600]
+        others = (
+            (tensor([1], [1], name="b"), b""),
+            (described(small, [1, 1, *shape[2:]], datatype, "b"), small),
+        )
+        for other, rest in others * 2:
+            answer = await ask(served.app, path, **binary({"inputs": [one, other]}, data, rest))
             assert only(answer) == [shape[1]]
 
 

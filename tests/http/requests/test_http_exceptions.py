@@ -238,6 +238,17 @@ async def test_an_answer_without_a_body_has_none(status):
             assert "content-length" not in answer.headers
 
 
+@pytest.mark.one_loop
+@pytest.mark.parametrize("given", [None, {"Retry-After": "7"}])
+async def test_only_the_code_says_when_to_retry_a_status_that_it_chose(given):
+    app = failing_app(lambda: HTTPException(503, headers=given))
+    async with app.lifespan():
+        for path in BODIES:
+            answer = await ask(app, path, BODIES[path])
+            assert answer.status == 503
+            assert answer.headers.get("retry-after") == (given and "7")
+
+
 HEADERS = [
     ({"Retry-After": 5}, {"retry-after": "5"}),
     ({"x-a": 1.5}, {"x-a": "1.5"}),

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 import shoal
 from handlers import ask_once
 from shoal.asgi.http_options import HttpOptions
-from shoal.http.requests.problem import problem_of
+from shoal.http.requests.problem import Problem, Refused, problem_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -45,6 +45,11 @@ def test_a_call_that_a_shutdown_cut_is_not_told_that_no_calls_are_accepted():
     assert (found.kind, found.title) == ("closed", "The server has stopped")
     assert found.detail == "It stopped before the call had ended. The call may be retried."
     assert dict(found.headers)[b"retry-after"] == b"9"
+
+
+def test_a_problem_that_says_when_to_retry_is_sent_as_it_is():
+    problem = Problem(503, "busy", "The model is busy", headers=((b"retry-after", b"7"),))
+    assert problem_of(Refused(problem), HttpOptions(retry_after_s=9)) is problem
 
 
 @pytest.mark.parametrize("error", [shoal.errors.Overloaded("x"), shoal.errors.BatcherClosed("x")])

@@ -375,7 +375,7 @@ def write_parquet(journal: Path, path: Path) -> None:
         with parquet.ParquetWriter(beside, schema) as writer:
             for rows in _tables(journal, are_objects=are_objects):
                 writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-    except (ValueError, TypeError) as error:  # pyarrow's errors are of these
+    except (ValueError, TypeError, OverflowError, NotImplementedError) as error:  # of pyarrow
         raise CommandError(
             f"the results fit no Parquet file, and stay in {journal}: {error}", 1
         ) from None

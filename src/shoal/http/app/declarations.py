@@ -131,7 +131,7 @@ class Declarations:
         try:
             self.add_backend(name, code.definition, code.config)
         except BaseException:
-            del self.endpoints[name]
+            del self.endpoints[name], self.documented[name]
             raise
         self.code[name] = code
 
@@ -177,8 +177,8 @@ class Declarations:
         self, controller: Controller, lending: ExitStack, lacking: set[tuple[str, str]]
     ) -> None:
         """Starts backends concurrently; the first that fails cancels the others."""
-        # They are added in their order. A batched function's backend starts alone: code that is
-        # declared after it may call that function when it starts.
+        # They are added in their order. Code that is declared after a batched function may call it
+        # when it starts, so it starts once that function's backend is open.
         failures: list[Exception] = []
 
         async def open_one(tag: str, before: anyio.Event, opened: anyio.Event) -> None:
@@ -195,12 +195,9 @@ class Declarations:
         async with anyio.create_task_group() as tasks:
             for tag in self.backends:
                 code, opened = self.code.get(tag), anyio.Event()
-                is_alone = code is not None and code.face is not None
-                if is_alone:
-                    await before.wait()
                 tasks.start_soon(open_one, tag, before, opened)
                 before = opened
-                if is_alone:
+                if code is not None and code.face is not None:
                     await before.wait()
         try:
             if failures:

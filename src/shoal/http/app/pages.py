@@ -27,6 +27,7 @@ import orjson
 
 from shoal.asgi.extensions import SERVER
 from shoal.errors import ReplicaNotStarted
+from shoal.failures.held import shown
 from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import DASHBOARD, Dashboard
 from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
@@ -309,7 +310,7 @@ def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
         failure = backend.failure
         if failure is not None:
             # The text of an error is internal; its type is enough to find it in the log.
-            state["failure"] = repr(failure) if debug else type(failure).__name__
+            state["failure"] = shown(failure) if debug else type(failure).__name__
     return state
 
 

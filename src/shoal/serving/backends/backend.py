@@ -23,6 +23,7 @@ from shoal.batching.current import Identity
 from shoal.batching.options import with_held_functions
 from shoal.core.replicas.autoscaling import Autoscaler, AutoscalingOptions
 from shoal.errors import BatcherClosed, NoSuchName
+from shoal.failures.held import shown
 from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.placements import placement_name, placement_of
 from shoal.serving.backend_options import loaded_converters, unset_batch_options
@@ -402,5 +403,5 @@ class Backend:
             model_load_failures=self.models.failures,
             model_unloads=self.models.unloads,
             model_load_s=self.models.load_s,
-            failure=None if failure is None else str(failure),
+            failure=None if failure is None else shown(failure, str),
         )

@@ -157,7 +157,7 @@ class ManagedReplica:
             with anyio.fail_after(timeout_s):
                 await self.replica.check_health()
         except TimeoutError as error:
-            return str(error) or f"no answer within {timeout_s:g} s"
+            return shown(error, str) or f"no answer within {timeout_s:g} s"
         except Exception as error:
             return shown(error)
         return None
