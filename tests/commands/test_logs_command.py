@@ -16,6 +16,9 @@ pytestmark = pytest.mark.real_time
 LOG = """\
 Shoal serving default on http://127.0.0.1:1
 2026-11-22 07:00:00,000 INFO shoal.replicas: small#0: loaded
+2026-11-22 07:00:00,001 INFO shoal.replicas: small#1: loaded
+2026-11-22 07:00:00,002 INFO shoal.replicas: smaller#0: small#0: is what it says
+2026-11-22 07:00:00,003 WARNING shoal.serving: small: max_batch_size is hardly meant
 2026-11-22 07:00:00,004 ERROR shoal.http: e: request 1 failed
 """
 
@@ -28,10 +31,10 @@ def location(tmp_path, monkeypatch):
     return location
 
 
-def shown(capsys, *arguments):
+def shown(capsys, *arguments, said=""):
     assert main(["logs", *arguments]) == 0
     told = capsys.readouterr()
-    assert told.err == ""
+    assert told.err == said
     return told.out.splitlines()
 
 
@@ -41,9 +44,20 @@ def test_the_last_lines_are_shown(location, capsys):
     assert shown(capsys, "--lines", "2") == LOG.splitlines()[-2:]
 
 
-def test_what_user_code_writes_does_not_control_a_terminal(location, capsys):
-    location.log.write_text("a\x1b[2Jb\u2028c\n", encoding="utf-8")
-    assert shown(capsys) == [r"a\u001b[2Jb\u2028c"]
+@pytest.mark.parametrize(
+    ("tag", "lines"), [("small", [1, 2, 4]), ("small#0", [1]), ("smaller", [3]), ("other", [])]
+)
+def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, location, capsys):
+    location.log.write_text(LOG)
+    said = "" if lines else f"the log has no line about {tag!r} yet\n"
+    assert shown(capsys, tag, said=said) == [LOG.splitlines()[line] for line in lines]
+
+
+def test_what_user_code_writes_is_neither_about_a_backend_nor_controls_a_terminal(location, capsys):
+    forged = "  2026-11-22 07:00:00,000 ERROR shoal.replicas: small: forged\n"
+    location.log.write_text(f"{forged}a\x1b[2Jb\u2028c\n", encoding="utf-8")
+    assert shown(capsys)[1:] == [r"a\u001b[2Jb\u2028c"]
+    assert shown(capsys, "small", said="the log has no line about 'small' yet\n") == []
 
 
 def test_a_line_without_an_end_is_shown_as_well(location, capsys):
@@ -96,10 +110,9 @@ def test_what_a_replicas_process_prints_is_in_the_log(terminal):
     terminal.told_here("backends", "create", "b", "printing:code", "placement=process")
     status = json.loads(terminal.told_here("status", "--json"))
     tag = status["backends"]["b"]["replicas"][0]["tag"]
-    following = terminal.popen("logs", "--follow")
+    following = terminal.popen("logs", tag, "--follow")
     try:
-        while not following.stdout.readline().endswith(f"{tag}: loaded in a process\n"):
-            assert following.poll() is None
+        assert following.stdout.readline().endswith(f"{tag}: loaded in a process\n")
         terminal.told_here("stop")
         assert following.wait(timeout=HANG_S) == 0
     finally:

@@ -7,6 +7,7 @@ processes is in that file too, each line with the tag of its replica.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0_seconds,
 )
-from shoal.commands.support.output import CommandError, confirm, in_one_line, print_out
+from shoal.commands.support.output import CommandError, confirm, in_one_line, print_out, say
 from shoal.serving.clients.remote_client import RemoteClient
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def _has_ended(location: ServerLocation, process: int, until: float) -> bool:
 _LOGS_EXAMPLE: Final = """\
   shoal logs
   shoal logs --lines 1000 --name canary
-  shoal logs --follow | grep ' small#0: '
+  shoal logs small --follow
+  shoal logs small#0
 """
 # Interval between checks of the log for new lines.
 _LOG_POLL_S: Final = 0.2
@@ -110,6 +112,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
         "replicas' processes. A server in the foreground writes its log to its own stderr.",
         _LOGS_EXAMPLE,
     )
+    add(parser, "tag TAG", "show only lines about this backend or this replica", nargs="?")
     add_name_argument(parser)
     add(parser, "-n --lines N", "how many of the last lines to show", count, 100)
     add(parser, "-f --follow", "show new lines until the server ends or ^C")
@@ -117,6 +120,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
 
 def _show_log(arguments: Namespace) -> int:
     location = ServerLocation(arguments.name)
+    is_wanted = _about(arguments.tag)
     try:
         log = location.log.open("rb")
     except (FileNotFoundError, NotADirectoryError):
@@ -129,29 +133,43 @@ def _show_log(arguments: Namespace) -> int:
         raise CommandError(f"can't read {location.log}: {error.strerror}", 1) from None
     with log:
         last: deque[str] = deque(maxlen=arguments.lines)
-        rest = _read(log, b"", last.append)
+        rest = _read(log, b"", is_wanted, last.append)
         for line in last:
             print_out(line)
+        if not last and arguments.tag is not None:
+            say(f"the log has no line about {arguments.tag!r} yet")
         while arguments.follow:
             # Checked before reading, so that the last lines are not missed.
             is_running = location.holder() is not None
-            rest = _read(log, rest, print_out)
+            rest = _read(log, rest, is_wanted, print_out)
             if not is_running:
                 break
             time.sleep(_LOG_POLL_S)
-        if rest:
-            print_out(rest.decode(errors="replace"))
+        if rest and is_wanted(text := rest.decode(errors="replace")):
+            print_out(text)
     return 0
 
 
-def _read(log: IO[bytes], rest: bytes, take: Callable[[str], object]) -> bytes:
-    # Passes on the lines; returns the incomplete last one.
+def _read(
+    log: IO[bytes], rest: bytes, is_wanted: Callable[[str], bool], take: Callable[[str], object]
+) -> bytes:
+    # Passes on the wanted lines; returns the incomplete last line.
     if log.tell() > os.fstat(log.fileno()).st_size:  # it was truncated
         log.seek(0)
         rest = b""
     for piece in log:
         rest += piece
         if rest.endswith(b"\n"):
-            take(rest.decode(errors="replace").rstrip("\r\n"))
-            rest = b""
+            line, rest = rest.decode(errors="replace").rstrip("\r\n"), b""
+            if is_wanted(line):
+                take(line)
     return rest
+
+
+def _about(tag: str | None) -> Callable[[str], bool]:
+    """Returns a function that returns whether a log line is about a backend or a replica."""
+    if tag is None:
+        return lambda _: True
+    of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
+    form = re.compile(rf"\S+ \S+ [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
+    return lambda line: form.match(line) is not None
