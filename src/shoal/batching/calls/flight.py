@@ -79,7 +79,7 @@ class Flight(RequestBatch):
 
     def fail(self, request: Request, error: Exception) -> None:
         """Fails one call; the others go on."""
-        request.batch = None
+        request.state, request.batch = State.FAILED, None
         self.active -= 1
         self._intake.fail_one(request, error)
         self.left(request)

@@ -295,11 +295,12 @@ class Intake:
             if (batch := request.batch) is not None:
                 batch.active -= 1
                 request.batch = None
+            request.state = State.FAILED
             self.fail_one(request, self.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        """Wakes the caller of a request, which is in no batch or queue, with an error."""
-        request.state, request.error = State.FAILED, error
+        """Counts a request whose state is FAILED already, and wakes its caller with the error."""
+        request.error = error
         self.counters.failed += 1
         self.parking.wake_all((request,))
 
