@@ -1,5 +1,6 @@
 """Single flight and the cache: equal calls share one request and one result."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from base_exceptions import Panic
 from batching.scenes import LEFT, PENDING, Caller, launch, line_up, settle
 from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, read, sharing
 from shoal.errors import DeadlineExceeded, Overloaded
@@ -87,6 +89,34 @@ async def test_an_item_without_a_key_fails_its_caller_alone(key, item, message):
         with pytest.raises((TypeError, ZeroDivisionError), match=message):
             await call(item)
     assert [one.outcome for one in others] == [("result", "b")] * len(others)
+
+
+@pytest.mark.parametrize("cache", [None, A_MINUTE], ids=["shared", "kept"])
+@EACH_KIND
+async def test_keys_that_can_no_longer_be_compared_keep_no_caller_waiting(kind, cache):
+    @dataclass(eq=False)
+    class Key:
+        name: str
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            if is_broken:
+                raise Panic
+            return isinstance(other, Key) and other.name == self.name
+
+    is_broken = False
+    async with sharing(kind, dedupe=Key, cache=cache, calls=6) as (_, _, call, tasks):
+        for names in ("abc", "bac"):
+            callers = await line_up(tasks, *(ask(kind, call, name) for name in names))
+            is_broken = names == "abc"
+            callers[2].leave()
+            await anyio.sleep(9)
+            is_broken = False
+            assert PENDING not in [one.outcome for one in callers]
+            assert callers[names.index("a")].outcome == ANSWERS[kind]
+            assert callers[2].outcome == LEFT
 
 
 async def test_users_do_not_share_unless_the_key_function_says_so():

@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 _CALLED_AT_ONCE: Final = 16
 
 
+def _call(function: Callable[[], object]) -> None:
+    function()
+
+
 class LoopTimers:
     def __init__(self, parking: Parking, *others: tuple[Timers, Callable[[Any], object]]) -> None:
         self.now = parking.now
         self._timers = Timers()
         self.forget = self._timers.forget
         # Timers, and what is called with the subject of each that has expired.
-        self._all = (*others, (self._timers, lambda call: call()))
+        self._all = (*others, (self._timers, _call))
         self._bell = Bell(parking)
         # When the next timer expires; infinity if there is none.
         self.asleep_until = math.inf
