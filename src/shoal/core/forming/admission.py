@@ -1,6 +1,6 @@
-"""Admission control: which requests are refused or shed for other reasons than a full queue.
+"""Admission control for requests that are not all alike: which are refused, and which are shed.
 
-These are the rules for requests that are not all alike. `Former` has those for the whole queue.
+`Former` has the rule for the whole queue: its bound.
 """
 
 from __future__ import annotations

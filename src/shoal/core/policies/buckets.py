@@ -243,7 +243,7 @@ class Buckets(Rule):
                 self._make_ready(bucket)
 
     def _make_ready(self, bucket: _Bucket) -> bool:
-        """Puts a bucket at its place among those that are ready; returns whether it had another."""
+        """Puts a bucket at its place in ``ready``; returns whether it was not at this place."""
         first = bucket.rule.head()
         assert first is not None
         order = self._order_of(first)
