@@ -250,6 +250,19 @@ def test_a_request_that_is_put_back_counts_for_its_level() -> None:
     assert [former.admit(new()).refusal is None for _ in range(2)] == [True, False]
 
 
+def test_what_a_call_asked_for_outlives_a_change() -> None:
+    one = new(0.0, waits_s=5.0, deadline=9.0, metadata={"user": 1})
+    asked = one.options
+    assert asked is not None
+    asked.asked_priority, asked.due, asked.waits_for_room = 2, 4.0, True
+    former = queue(one, priority_levels=3, batch_wait_timeout_s=9)
+    change(former, max_batch_size=3)
+    assert one.options is not asked
+    names = "asked_priority deadline delays due metadata queue_timeout_s queue_timer timer"
+    for name in [*names.split(), "waits_for_room"]:
+        assert getattr(one.options, name) == getattr(asked, name)
+
+
 @pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
 @pytest.mark.parametrize("sheds_before", [False, True])
 def test_a_request_that_is_queued_again_is_shed_by_its_arrival(
