@@ -302,6 +302,18 @@ async def test_a_map_that_leaves_drops_what_nobody_else_waits_for():
     assert other[0].outcome == ("result", "a")
 
 
+async def test_a_map_whose_key_function_breaks_drops_its_calls():
+    def key(item: str) -> str:
+        if item == "c":
+            raise Panic
+        return item
+
+    async with sharing(dedupe=key, calls=2) as (handler, _, call, _):
+        with pytest.raises(Panic):
+            await call.map("abc")
+    assert handler.items == []
+
+
 async def test_a_map_that_does_not_fit_makes_no_call():
     async with sharing(max_batch_size=1, max_queued_requests=1) as (handler, batcher, call, tasks):
         await launch(tasks, call("x"))
