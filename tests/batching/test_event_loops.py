@@ -257,8 +257,9 @@ def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_queue_full(ope
     async def calls_it() -> None:
         await until(is_full)
         try:
-            with pytest.raises(shoal.errors.NotOpen):
-                await batcher.call(3)
+            for call in (batcher.call, batcher.call.options(timeout_s=9)):
+                with pytest.raises(shoal.errors.NotOpen):
+                    await call(3)
         finally:
             has_called.set()
 

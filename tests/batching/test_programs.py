@@ -104,6 +104,11 @@ FOUND: dict[str, Program] = {
         ],
         releases=False,
     ),
+    "a request that is dropped ends once": Program(
+        False,
+        {"max_batch_size": 1, "drop_queued_on_shutdown": True},
+        [Op.HOLD, calls(3), Op.SETTLE, Op.CLOSE],
+    ),
     "options can change after closing": Program(
         False, {}, [calls(1), Op.CLOSE, Advance(1), Configure({"max_batch_size": 3})]
     ),

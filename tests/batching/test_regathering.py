@@ -78,6 +78,14 @@ async def test_callers_of_replicas_are_gathered_again(replicas):
     assert max(handler.sizes) <= CALLERS
 
 
+async def test_a_time_limit_of_handlers_does_not_split_the_callers():
+    handler = Sizes()
+    limits = {"max_concurrent_batches": 2, "handler_timeout_s": 1.6 * RUN_S}
+    async with shoal.Batcher(handler.results, max_batch_size=MOST, **limits) as call:
+        await in_loops(once, call)
+    assert handler.mean() >= 0.85 * CALLERS / 2
+
+
 async def test_a_lone_caller_is_not_delayed():
     async with shoal.Batcher(Sizes().results, max_batch_size=64) as call:
         for _ in range(30):

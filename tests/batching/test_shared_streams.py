@@ -23,6 +23,22 @@ async def test_readers_share_a_stream_from_its_start():
     assert batcher.statistics().shared == 2
 
 
+async def test_a_reader_may_leave_while_it_is_passed_an_item():
+    got = []
+    async with sharing("steps", calls=2) as (_, _, call, tasks), call("a") as leaves:
+
+        def take(item: str) -> bool:
+            got.append(item)
+            leaves.leave()
+            return True
+
+        leaves.pass_on(take)
+        (stays,) = await line_up(tasks, read(call, "a"))
+        assert [item async for item in leaves] == []
+    assert got == ["a.0"]
+    assert stays.outcome == WHOLE
+
+
 async def test_a_slow_reader_fails_alone():
     async with (
         sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=2) as (_, _, call, tasks),

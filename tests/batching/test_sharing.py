@@ -1,5 +1,6 @@
 """Single flight and the cache: equal calls share one request and one result."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from base_exceptions import Panic
 from batching.scenes import LEFT, PENDING, Caller, launch, line_up, read, settle
 from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, sharing
 from shoal.errors import DeadlineExceeded, Overloaded
@@ -86,6 +88,34 @@ async def test_an_item_without_a_key_fails_its_caller_alone(key, item, message):
         with pytest.raises((TypeError, ZeroDivisionError), match=message):
             await call(item)
     assert [one.outcome for one in others] == [("result", "b")] * len(others)
+
+
+@pytest.mark.parametrize("cache", [None, A_MINUTE], ids=["shared", "kept"])
+@EACH_KIND
+async def test_keys_that_can_no_longer_be_compared_keep_no_caller_waiting(kind, cache):
+    @dataclass(eq=False)
+    class Key:
+        name: str
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            if is_broken:
+                raise Panic
+            return isinstance(other, Key) and other.name == self.name
+
+    is_broken = False
+    async with sharing(kind, dedupe=Key, cache=cache, calls=6) as (_, _, call, tasks):
+        for names in ("abc", "bac"):
+            callers = await line_up(tasks, *(ask(kind, call, name) for name in names))
+            is_broken = names == "abc"
+            callers[2].leave()
+            await anyio.sleep(9)
+            is_broken = False
+            assert PENDING not in [one.outcome for one in callers]
+            assert callers[names.index("a")].outcome == ANSWERS[kind]
+            assert callers[2].outcome == LEFT
 
 
 async def test_users_do_not_share_unless_the_key_function_says_so():
@@ -268,6 +298,18 @@ async def test_a_map_that_leaves_drops_what_nobody_else_waits_for():
         with anyio.move_on_after(0.5):
             await call.map(["a", "b"])
     assert other[0].outcome == ("result", "a")
+
+
+async def test_a_map_whose_key_function_breaks_drops_its_calls():
+    def key(item: str) -> str:
+        if item == "c":
+            raise Panic
+        return item
+
+    async with sharing(dedupe=key, calls=2) as (handler, _, call, _):
+        with pytest.raises(Panic):
+            await call.map("abc")
+    assert handler.items == []
 
 
 async def test_a_map_that_does_not_fit_makes_no_call():

@@ -250,6 +250,44 @@ def test_a_request_that_is_put_back_counts_for_its_level() -> None:
     assert [former.admit(new()).refusal is None for _ in range(2)] == [True, False]
 
 
+def test_what_a_call_asked_for_outlives_a_change() -> None:
+    one = new(0.0, waits_s=5.0, deadline=9.0, metadata={"user": 1})
+    asked = one.options
+    assert asked is not None
+    asked.asked_priority, asked.due, asked.waits_for_room = 2, 4.0, True
+    former = queue(one, priority_levels=3, batch_wait_timeout_s=9)
+    change(former, max_batch_size=3)
+    assert one.options is not asked
+    names = "asked_priority deadline delays due metadata queue_timeout_s queue_timer timer"
+    for name in [*names.split(), "waits_for_room"]:
+        assert getattr(one.options, name) == getattr(asked, name)
+
+
+@pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
+@pytest.mark.parametrize("sheds_before", [False, True])
+def test_a_request_that_is_queued_again_is_shed_by_its_arrival(
+    overload: str, sheds_before: bool
+) -> None:
+    others = [new(n, priority=2) for n in range(1, 5)]
+    former = queue(
+        new(0, priority=2),
+        max_batch_size=1,
+        max_queued_requests=4,
+        priority_levels=2,
+        overload=overload,
+    )
+    (back,) = take(former)
+    former.reform(idle_slots=0)
+    admit(former, *others)
+    if sheds_before:
+        assert former.admit(new(5)).victim in others
+    back.state, back.returned = State.QUEUED, Returned(1, 0)
+    former.insert(back)
+    left = [one for one in [back, *others] if one.state is State.QUEUED]
+    expected = left[0 if overload == "shed_oldest" else -1]
+    assert former.admit(new(6)).victim is expected
+
+
 @pytest.mark.parametrize("aging_s", [None, 10.0])
 def test_delayed_requests_stay_in_order_when_the_options_change(aging_s: float | None) -> None:
     first, second = new(0.0), new(1.0, waits_s=1.0)
@@ -330,6 +368,26 @@ def test_a_bucket_that_is_empty_is_forgotten_and_keeps_no_request() -> None:
     assert list(former._policy._buckets) == ["stays"]
 
 
+@pytest.mark.parametrize("options", [{}, {"sticky_load_factor": 1.25}])
+def test_a_call_whose_key_cannot_be_compared_leaves_nothing_behind(options: Any) -> None:
+    class Key:
+        def __hash__(self) -> int:
+            return hash(None)
+
+        def __eq__(self, other: object) -> bool:
+            raise ValueError
+
+    waits = new(0, key=None)
+    former = queue(waits, **KEYS, **options)
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            former.admit(new(0, key=Key()))
+    check(former)
+    assert take(former) == [waits]
+    assert isinstance(former._policy, Buckets)
+    assert former._policy._homes is None or not former._policy._homes._waiting
+
+
 def test_newcomers_that_lead_a_bucket_and_leave_are_forgotten() -> None:
     taken, stays = new(0, key="a", deadline=1e9), new(0, key="b", deadline=2e9)
     former = queue(taken, stays, order="deadline", **KEYS)
@@ -338,8 +396,9 @@ def test_newcomers_that_lead_a_bucket_and_leave_are_forgotten() -> None:
         one = new(0, key="b", deadline=1e8 - n)
         former.admit(one)
         former.leave(one)
-    assert isinstance(former._policy, Buckets)
-    assert len(former._policy._ready) + len(former._policy._agenda) < 300
+    policy = former._policy
+    assert isinstance(policy, Buckets)
+    assert len(policy._ready._heap) + len(policy._agenda._heap) < 300
     assert take(former) == [stays]
 
 

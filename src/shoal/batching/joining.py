@@ -37,7 +37,7 @@ def take_within(slots: Slots[Any], room: Amount) -> tuple[list[Request], Dispatc
     """Takes requests that fit and have waiting callers from the queue, in order."""
     # Also returns why some of them can't wait: FLUSH, RETRY, or None.
     former = slots.former
-    slots.intake.timers.expire_due()
+    slots.intake.expire_due()
     there: list[Request] = []
     because: DispatchReason | None = None
     while not room.is_used_up and (requests := former.take_within(room)):

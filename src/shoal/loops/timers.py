@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 _CALLED_AT_ONCE: Final = 16
 
 
+def _call(function: Callable[[], object]) -> None:
+    function()
+
+
 class LoopTimers:
-    def __init__(
-        self,
-        parking: Parking,
-        timers: Timers | None = None,
-        expire: Callable[[Any], object] = lambda call: call(),
-    ) -> None:
+    def __init__(self, parking: Parking, *others: tuple[Timers, Callable[[Any], object]]) -> None:
         self.now = parking.now
-        self._timers = Timers() if timers is None else timers
+        self._timers = Timers()
         self.forget = self._timers.forget
-        # Called with the subject of each timer that has expired.
-        self._expire = expire
+        # Timers, and what is called with the subject of each that has expired.
+        self._all = (*others, (self._timers, _call))
         self._bell = Bell(parking)
         # When the next timer expires; infinity if there is none.
         self.asleep_until = math.inf
@@ -52,16 +51,13 @@ class LoopTimers:
             self.asleep_until = at
             self._bell.ring()
 
-    def expire_due(self) -> None:
-        for what in self._timers.due(self.now()):
-            self._expire(what)
-
     async def run(self) -> None:
         while True:
-            for count, what in enumerate(self._timers.due(self.now()), 1):
-                self._expire(what)
-                if count % _CALLED_AT_ONCE == 0:
-                    await anyio.lowlevel.checkpoint()
+            for timers, expire in self._all:
+                for count, what in enumerate(timers.due(self.now()), 1):
+                    expire(what)
+                    if count % _CALLED_AT_ONCE == 0:
+                        await anyio.lowlevel.checkpoint()
             what = None  # it would keep what it is for alive
-            self.asleep_until = self._timers.next_at()
+            self.asleep_until = min([timers.next_at() for timers, _ in self._all])
             await self._bell.wait(self.asleep_until)

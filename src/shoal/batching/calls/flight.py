@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.request import RequestBatch, State
 from shoal.failures.exceptions import own_copy
+from shoal.failures.held import holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -62,9 +63,14 @@ class Flight(RequestBatch):
 
     def close(self) -> bool:
         """Lets no more calls join; returns whether they could."""
-        if self._table.get(self.key) is not self:
+        try:
+            with holding():
+                if self._table.get(self.key) is not self:
+                    return False
+                del self._table[self.key]
+        except Exception:  # of a user's key that is compared
+            self._table.clear()
             return False
-        del self._table[self.key]
         return True
 
     def left(self, request: Request | None) -> None:
@@ -79,7 +85,7 @@ class Flight(RequestBatch):
 
     def fail(self, request: Request, error: Exception) -> None:
         """Fails one call; the others go on."""
-        request.batch = None
+        request.state, request.batch = State.FAILED, None
         self.active -= 1
         self._intake.fail_one(request, error)
         self.left(request)
@@ -167,7 +173,7 @@ class SharedBuffer:
             if len(self.history) > REPLAYED_MOST:
                 self.history = None
                 self.flight.close()
-        for request in self.flight.members:
+        for request in list(self.flight.members):  # a reader may leave when it gets the item
             buffer: StreamBuffer = request.waiter
             buffer.items.append(item)
             buffer.has_sent = True

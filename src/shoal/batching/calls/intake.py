@@ -62,7 +62,7 @@ class Intake:
         self.options_factory = RequestOptionsFactory(name, former.options)
         # A cancel scope around the wait of each caller costs as much as the rest of a call, and the
         # reader of a stream may be anywhere when the stream's time is up.
-        self.timers = LoopTimers(parking, former.overdue.timers, self._time_is_up)
+        self.timers = LoopTimers(parking, (former.overdue.timers, self._time_is_up))
         self.home = Home()
         # The error that broke the batcher.
         self.failure: BaseException | None = None
@@ -257,11 +257,12 @@ class Intake:
         if until < self.timers.asleep_until:
             self.timers.wake_at(until)
 
+    def expire_due(self) -> None:
+        for what in self.former.overdue.timers.due(self._now()):
+            self._time_is_up(what)
+
     def _time_is_up(self, what: Any) -> None:
-        """Ends a request, or calls the function that ends a handler's time."""
-        if callable(what):
-            what()
-        elif (expired := self.former.overdue.expired(what, self._now())) is not None:
+        if (expired := self.former.overdue.expired(what, self._now())) is not None:
             self.expire(*expired)
 
     def expire(self, request: Request, what_it_did: str) -> None:
@@ -295,11 +296,12 @@ class Intake:
             if (batch := request.batch) is not None:
                 batch.active -= 1
                 request.batch = None
+            request.state = State.FAILED
             self.fail_one(request, self.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        """Wakes the caller of a request, which is in no batch or queue, with an error."""
-        request.state, request.error = State.FAILED, error
+        """Counts a request whose state is FAILED already, and wakes its caller with the error."""
+        request.error = error
         self.counters.failed += 1
         self.parking.wake_all((request,))
 

@@ -31,15 +31,7 @@ async def call_apart(
     waiter = GroupWaiter(intake.parking, sys.maxsize)
     # A call that can't be made has its error here.
     made: list[Request | Exception] = []
-    for make in makers:
-        try:
-            made.append(make(waiter))
-        except Exception as error:
-            made.append(error)
-            if not return_exceptions:
-                break
-
-    requests = [one for one in made if isinstance(one, Request)]
+    requests: list[Request] = []
 
     def drop_all() -> None:
         for request in requests:
@@ -55,6 +47,14 @@ async def call_apart(
 
     try:
         try:
+            for make in makers:
+                try:
+                    requests.append(make(waiter))
+                    made.append(requests[-1])
+                except Exception as error:
+                    made.append(error)
+                    if not return_exceptions:
+                        break
             if not return_exceptions and len(requests) < len(made):
                 drop_all()  # before others run
                 await checkpoint()

@@ -23,6 +23,7 @@ metadata of their calls: its ``user_context``, as in a call over HTTP, or else a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import copy
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
-from shoal.failures.held import held
+from shoal.failures.held import held, holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, MutableMapping
@@ -160,7 +161,8 @@ class Sharing:
 
     def _keep(self, key: Hashable, result: Any) -> None:
         if self._cache is not None:
-            self._results[key] = result
+            with suppress(Exception), holding():  # a user's key may raise when it is compared
+                self._results[key] = result
 
     def _key(self, item: Any, options: RequestOptions | None) -> Hashable:
         name = self._intake.name

@@ -262,7 +262,7 @@ def _by_first(checks: Sequence[Check], value: Any) -> Any:
         try:
             return check(value)
         except ValueError as error:
-            first = first or error
+            first = error if first is None else first
     assert first is not None
     try:
         raise first

@@ -82,7 +82,7 @@ class ClosedSlots(Slots[Run]):
         # other tasks may not have run for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
         former = self.former
         if self.intake.timers.asleep_until <= now:
-            self.intake.timers.expire_due()
+            self.intake.expire_due()
         decision = former.decide(now)
         batch = None
         if isinstance(decision, Dispatch) and (
@@ -104,7 +104,7 @@ class ClosedSlots(Slots[Run]):
             now = self.parking.now()
             if self.intake.timers.asleep_until <= now:
                 # Otherwise a request could be dispatched in the tick in which it expires.
-                self.intake.timers.expire_due()
+                self.intake.expire_due()
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 if self._capacity is not None and self._capacity.is_full():

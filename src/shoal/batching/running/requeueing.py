@@ -79,6 +79,7 @@ def _queue_one_again(intake: Intake, batch: Batch, request: Request) -> None:
             intake.options_factory.renew(request)  # options have changed
         intake.former.insert(request)
     except Exception as error:  # by a user's function or policy
+        request.state = State.FAILED
         intake.fail_one(request, error)
         return
     except BaseException:

@@ -136,8 +136,8 @@ class Slots(ABC, Generic[RunT]):
         self._last_id = 0
         # Set when the batcher drains or begins to close; handlers can check it.
         self.draining = anyio.Event()
-        # Of the slots' tasks, by their scopes. Cancelling these does not cancel the task that waits
-        # for the slots.
+        # The coroutines of the slots' tasks, by the slots' scopes. Cancelling a scope does not
+        # cancel the task that waits for the slots.
         self.coroutines: dict[Any, object] = {}
         self._are_cancelled = False
         # Set when the last slot has ended.

@@ -1,6 +1,6 @@
-"""Admission control: which requests are refused or shed for other reasons than a full queue.
+"""Admission control for requests that are not all alike: which are refused, and which are shed.
 
-These are the rules for requests that are not all alike. `Former` has those for the whole queue.
+`Former` has the rule for the whole queue: its bound.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class AdmissionControl:
         # Whether to shed the newest request of the lowest level, and only for a request of a higher
         # level. Otherwise the oldest is shed, also for a request of the same level.
         self._sheds_newest = options.overload == "shed_lowest"
-        self._numbers = count(0, -1 if self._sheds_newest else 1)
-        # The requests to shed, by level, the lowest first, and by number; requests that left are
-        # dropped later.
-        self._heap: list[tuple[int, int, Request]] = []
+        self._numbers = count()
+        # The requests to shed: by level, the lowest first, by arrival, and by number. Requests that
+        # left are dropped later; one that is queued again is as old as before.
+        self._heap: list[tuple[int, float, int, Request]] = []
 
     def note_added(self, request: Request, live: int) -> None:
         self.note_returned(request)
@@ -75,9 +75,11 @@ class AdmissionControl:
     def note_admitted(self, request: Request, live: int) -> None:
         if not self._sheds or request.state is not QUEUED:
             return
-        heapq.heappush(self._heap, (-request.priority, next(self._numbers), request))
+        sign = -1 if self._sheds_newest else 1
+        at, number = sign * request.arrived_at, sign * next(self._numbers)
+        heapq.heappush(self._heap, (-request.priority, at, number, request))
         if len(self._heap) - live > max(live, LEFTOVERS_WORTH_A_SWEEP):
-            self._heap = [entry for entry in self._heap if entry[2].state is QUEUED]
+            self._heap = [entry for entry in self._heap if entry[-1].state is QUEUED]
             heapq.heapify(self._heap)
 
     def note_left(self, request: Request) -> None:
@@ -92,14 +94,14 @@ class AdmissionControl:
     def victim(self, request: Request) -> Request | None:
         """Returns the request to shed for a new one; None if the new one must be refused."""
         heap = self._heap
-        while heap and heap[0][2].state is not QUEUED:
+        while heap and heap[0][-1].state is not QUEUED:
             heapq.heappop(heap)
         if not heap:
             return None
         level = -heap[0][0]
         if level < request.priority or (self._sheds_newest and level == request.priority):
             return None
-        return heap[0][2]
+        return heap[0][-1]
 
     def full_level(self, request: Request) -> str | None:
         policy = self._options.queue_policy(request.priority)

@@ -1,9 +1,10 @@
 """The queue of a batcher: admission, removal, and when a free worker slot dispatches a batch.
 
 A policy decides which requests form a batch (`policies`). Other decisions have modules of their
-own: which requests are refused or shed though there is room (`admission`), which must be dispatched
-now (`pressure`), which wait for callers that may call again (`regathering`), and when a batch may
-start that a service behind the handler limits (`limiter`). `core.timers` has their time limits.
+own: which requests are refused though there is room, and which are shed (`admission`), which must
+be dispatched now (`pressure`), which wait for callers that may call again (`regathering`), and when
+a batch may start that a service behind the handler limits (`limiter`). `core.timers` has their time
+limits.
 
 `Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
 requests that are overdue, and report how many slots are idle. So the engine and the simulation use

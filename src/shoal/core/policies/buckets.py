@@ -182,12 +182,14 @@ class Buckets(Rule):
     def _bucket_for(self, asked: RequestOptions) -> _Bucket:
         """Counts a request, and returns its bucket, which is made if need be."""
         if self._homes is not None:
-            self._homes.add(asked)
-        self.cost += asked.cost
+            self._homes.find(asked)
         key = self._key(asked)
-        bucket = self._buckets.get(key)
+        bucket = self._buckets.get(key)  # a user's key may raise, so nothing is counted before
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())
+        if self._homes is not None:
+            self._homes.add(asked)
+        self.cost += asked.cost
         return bucket
 
     def _refile(self, homes: Preferences) -> None:
@@ -241,7 +243,7 @@ class Buckets(Rule):
                 self._make_ready(bucket)
 
     def _make_ready(self, bucket: _Bucket) -> bool:
-        """Puts a bucket at its place among those that are ready; returns whether it had another."""
+        """Puts a bucket at its place in ``ready``; returns whether it was not at this place."""
         first = bucket.rule.head()
         assert first is not None
         order = self._order_of(first)

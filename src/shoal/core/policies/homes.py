@@ -41,7 +41,6 @@ class Preferences(ABC):
         """Looks up what a request prefers, where its call does not say it."""
 
     def add(self, asked: RequestOptions) -> None:
-        self.find(asked)
         self._waiting[self.preferred(asked)] += 1
 
     def count(self, request: Request, change: int) -> None:
