@@ -33,7 +33,7 @@ async def test_a_reader_may_leave_while_it_is_passed_an_item():
             return True
 
         leaves.pass_on(take)
-        (stays,) = await line_up(tasks, read(call, "a"))
+        (stays,) = await line_up(tasks, read(call("a")))
         assert [item async for item in leaves] == []
     assert got == ["a.0"]
     assert stays.outcome == WHOLE
