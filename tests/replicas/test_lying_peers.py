@@ -11,6 +11,7 @@ import pytest
 from replicas.remote_servers import listening
 from replicas.test_remote_handshake import closed, failure_of, lying
 from shoal.core.addresses import model_server_address
+from shoal.errors import ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.process.wire.connection import FrameConnection
@@ -122,6 +123,25 @@ async def test_a_model_server_that_shuts_down_before_it_answers_is_left_at_once(
         with anyio.fail_after(HANG_S):
             await played.serve()
     assert str(played.error).endswith("it is shutting down")
+
+
+@pytest.mark.parametrize("end", [["stop"], ["kill", "of the test"]], ids=["stop", "kill"])
+async def test_a_replica_that_is_ended_while_it_connects_is_not_started(tmp_path, monkeypatch, end):
+    async def connecting(*args):
+        verb, *reason = end
+        getattr(lost, verb)(*reason)
+        return await connect(*args)
+
+    async def never(*_):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(replica, "connect", connecting)
+    monkeypatch.setattr(replica, "keep_alive", never)  # it would end the replica later
+    async with lying(tmp_path, closed) as lost:  # which describes nothing
+        played = Played(lost)
+        with anyio.fail_after(HANG_S):
+            await played.serve()
+    assert isinstance(played.error, ReplicaNotStarted)
 
 
 class Unreachable:
