@@ -11,6 +11,7 @@ from handlers import double
 from replicas.remote_servers import listening
 from replicas.test_remote_handshake import closed, failure_of, lying
 from shoal.core.addresses import model_server_address
+from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.process.wire.connection import FrameConnection
@@ -120,6 +121,25 @@ async def test_a_model_server_that_shuts_down_before_it_answers_is_left_at_once(
     assert str(played.error).endswith("it is shutting down")
 
 
+@pytest.mark.parametrize("end", [["stop"], ["kill", "of the test"]], ids=["stop", "kill"])
+async def test_a_replica_that_is_ended_while_it_connects_is_not_started(tmp_path, monkeypatch, end):
+    async def connecting(*args):
+        verb, *reason = end
+        getattr(lost, verb)(*reason)
+        return await connect(*args)
+
+    async def never(*_):
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(replica, "connect", connecting)
+    monkeypatch.setattr(replica, "keep_alive", never)  # it would end the replica later
+    async with lying(tmp_path, closed) as lost:  # which describes nothing
+        played = Played(lost)
+        with anyio.fail_after(HANG_S):
+            await played.serve()
+    assert isinstance(played.error, ReplicaNotStarted)
+
+
 class Unreachable:
     """A socket whose other end vanishes, where a real one would have been closed."""
 
@@ -174,6 +194,35 @@ async def test_a_drain_ends_an_idle_replica_at_once(tmp_path, monkeypatch, why):
     assert played.description is not None
     assert str(played.error).endswith(why or "it is shutting down")
     assert drained.is_leaving is (why is None)
+
+
+async def test_a_replica_that_drains_refuses_work_and_finishes_what_it_has(tmp_path):
+    refused = anyio.Event()
+
+    async def lie(sock):
+        await answer_start(sock)
+        assert (await next_frame(sock))[0] == FrameKind.RUN
+        await handshake.send_all(sock, b"".join(encoded(FrameKind.DRAIN, 0)))
+        await refused.wait()
+        await handshake.send_all(sock, frame(FrameKind.RESULT, 2, [7]))
+        await closed(sock)
+
+    async def call():
+        assert await drained.run("__call__", [1]) == [7]
+
+    async with lying(tmp_path, lie) as drained, anyio.create_task_group() as tasks:
+        played = Played(drained)
+        tasks.start_soon(played.serve)
+        with anyio.fail_after(HANG_S):
+            await played.ready.wait()
+            tasks.start_soon(call)
+            while drained.takes_work:
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(ReplicaDied, match="takes no more work"):
+                await drained.run("__call__", [2])
+            refused.set()
+            await played.ended.wait()
+    assert str(played.error).endswith("it is shutting down")
 
 
 async def test_an_ingress_that_can_not_be_reached_is_logged_with_the_reason(

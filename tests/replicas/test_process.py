@@ -19,8 +19,12 @@ from replicas.process_backends import (
 )
 from shoal.batching.current import running_batch, setting
 from shoal.core.request import Batch, DispatchReason
-from shoal.errors import HandlerFailed, ReplicaDied
+from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.replicas.process import replica as process_replica
 from shoal.testing.policies import make_request
+from shoal.testing.replicas.stage import Played
+from time_limits import HANG_S
+from worker_processes import children_of
 
 pytestmark = pytest.mark.real_time
 
@@ -32,6 +36,19 @@ async def test_code_is_run_in_another_process_that_ends_with_the_replica():
         assert is_alive(pid)
     assert played.error is None
     assert not is_alive(pid)
+
+
+async def test_a_start_that_the_event_loop_can_not_watch_leaves_no_process(monkeypatch):
+    def broken(*_, **__):
+        raise OSError("no room for another watch")
+
+    monkeypatch.setattr(process_replica, "Conversation", broken)
+    before = children_of(os.getpid())
+    played = Played(made())
+    with anyio.fail_after(HANG_S):
+        await played.serve()
+    assert isinstance(played.error, ReplicaNotStarted)
+    assert children_of(os.getpid()) == before
 
 
 @pytest.mark.one_loop

@@ -420,16 +420,18 @@ def memories() -> int:
     return sum("memfd:" in os.readlink(link) for link in links if os.path.lexists(link))
 
 
-async def test_the_memory_of_a_worker_that_died_is_closed_at_once():
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_the_memory_of_a_worker_that_has_ended_is_closed_at_once(is_cancelled):
     gc.collect()
     before = memories()
     gc.disable()
     try:
         async with playing(made()) as played:
             assert memories() == before + 1
-            os.kill((await played.run("pid", [0]))[0], signal.SIGKILL)
+            [pid] = await played.run("pid", [0])
+            played.scope.cancel() if is_cancelled else os.kill(pid, signal.SIGKILL)
             await played.ended.wait()
-            assert isinstance(played.error, ReplicaDied)
+            assert isinstance(played.error, ReplicaDied) is not is_cancelled
             played.error = None
             assert memories() == before
     finally:

@@ -239,6 +239,24 @@ async def test_a_replica_that_is_closing_can_be_killed():
     assert [str(failure) for failure in failures] == ["embed#3 was killed: it took too long"]
 
 
+@real_time
+async def test_a_second_stop_leaves_a_plain_close_to_finish(caplog):
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Closing(Waiting):
+        def close(self):
+            begun.set()
+            goes_on.wait(HANG_S)
+
+    async with serving(replica := replica_of(Closing())) as failures:
+        replica.stop()
+        await anyio.to_thread.run_sync(begun.wait, HANG_S)
+        replica.stop()
+        goes_on.set()
+    assert failures == []
+    assert "close() failed" not in caplog.text
+
+
 # Plain code in threads
 
 

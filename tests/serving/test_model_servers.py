@@ -265,7 +265,8 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         await until(lambda: results == ["hold"])
         with anyio.fail_after(HANG_S):
             await listener.wait_alone()
-        assert "shutting down" in caplog.text  # the newest failure may be of a new connection
+        # Logged when the replica has ended; the newest failure may be of a new connection.
+        await until(lambda: "shutting down" in caplog.text)
         assert status_of(controller).deaths == 0
         supervisor = controller.backends["model"].supervisor
         await until(lambda: supervisor.failures.start_failures >= 1)

@@ -8,9 +8,11 @@ import pytest
 
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
+from shoal.core.traffic import Shadow
 from shoal.errors import InUse, NoSuchName
 from shoal.serving.controller.controller import Controller
 from shoal.serving.shadow import MOST_COPIES
+from shoal.serving.state_records import EndpointRecord
 from shoal.status import ShadowStatus
 
 
@@ -259,6 +261,14 @@ async def test_to_stop_what_is_not_there_is_no_mistake() -> None:
     async with serving(echo) as (controller, _, _):
         await controller.shadow_traffic("e", "b", 0)
         assert (await controller.list_endpoints())["e"]["shadows"] == {}
+
+
+async def test_an_endpoint_is_declared_without_the_shadows_that_take_nothing() -> None:
+    async with serving(echo) as (controller, _, _):
+        shadows = {"b": Shadow(0, "builtins:len")}
+        await controller.declare_endpoint(EndpointRecord(name="f", shadows=shadows))
+        assert (await controller.list_endpoints())["f"]["shadows"] == {}
+        assert controller.status_now().endpoints["f"].shadows == []
 
 
 async def test_a_change_goes_on_counting() -> None:

@@ -22,14 +22,14 @@ class Beside:
     """Runs functions, each in the caller's task, until `end` is called."""
 
     def __init__(self) -> None:
-        # Each task ends through a scope of its own, not with an error: on asyncio, anyio keeps the
-        # frames of a cancelled task alive through its error, and these would keep a dead replica
-        # alive.
+        # Each task ends through a scope of its own, not with an error, even when its caller is
+        # cancelled: on asyncio, anyio keeps the frames of a cancelled task alive through its error,
+        # and these would keep a dead replica alive.
         self._scopes: list[anyio.CancelScope] = []
         self._is_over = False
 
     async def run(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
-        with anyio.CancelScope() as scope:
+        with anyio.CancelScope(shield=True) as scope:
             self._scopes.append(scope)
             if not self._is_over:
                 await function(*args)

@@ -121,7 +121,7 @@ class Definition:
             ) from None
 
     def bind_init(self, cls: Any) -> None:
-        """Does the same, with an error that says only what does not fit."""
+        """Does the same, with an error that says only which argument does not fit."""
         try:
             signature = read_signature(cls)
         except ValueError:  # some classes written in C have no signature

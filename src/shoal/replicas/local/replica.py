@@ -98,8 +98,7 @@ class LocalReplica(Replica):
     async def run(self, method: str, items: list[Any]) -> Any:
         handler = self._handler(method)
         if handler.threaded:
-            # In a context of its own: the thread may run the next call in the same one.
-            job = Job(lambda: _as_plain(copy_context().run(handler.plain_results, items)))
+            job = Job(lambda: _as_plain(handler.plain_results(items)))
             return await self._in_thread(job, calls=InnerCalls())
         with self._work.within_scope() as scope:
             return await self._work.run(_results(handler, items), scope)

@@ -86,8 +86,9 @@ class Conversation:
             self.control = FrameConnection(control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
         self.calls_out = CallOutRunner(partial(_send_on, self.control), dumps)
-        # Set when work is under way, and called when a call has ended that was the last.
+        # Set when work is under way.
         self.at_work = anyio.Event()
+        # Called when the last call under way has ended.
         self.on_idle: Callable[[], object] | None = None
         self._peer = peer
         self._where = where

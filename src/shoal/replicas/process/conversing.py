@@ -86,7 +86,7 @@ class ConversingReplica(Replica):
         """Closes the code, because the replica was asked to stop."""
 
     async def _leave(self) -> None:
-        """Ends the other end, in any case, while the conversation still reads."""
+        """Ends the other end, in any case, before the connections are closed."""
 
     async def _release(self) -> None:
         """Frees what the replica holds."""

@@ -100,12 +100,12 @@ class ProcessReplica(ConversingReplica):
             if self._ending.begun.is_set():
                 raise self.death()
             self._worker = worker = Worker(self.blueprint.identity, self._options)
+            self._tasks.start_soon(worker.watch, self._has_exited)
             where = f"the process of replica {self.tag}"
             grace_s = self.blueprint.options.cancel_grace_s
             conversation = self._converse(
                 Conversation(self, where, worker.sockets, grace_s, codec=worker.codec)
             )
-            self._tasks.start_soon(worker.watch, self._has_exited)
             self._run_beside(worker.stdout.read)
             self._run_beside(worker.stderr.read)
             with anyio.move_on_after(timeout_s):
@@ -145,9 +145,9 @@ class ProcessReplica(ConversingReplica):
 
     def _has_exited(self) -> None:
         assert self._worker is not None
-        assert self._conversation is not None
         self._ending.die_unasked(self._worker.how_it_ended())
-        self._conversation.end()
+        if self._conversation is not None:
+            self._conversation.end()
 
     async def _watch_memory(self, worker: Worker, conversation: Conversation, limit: int) -> None:
         while True:

@@ -106,6 +106,8 @@ class RemoteReplica(ConversingReplica):
         )
         self._run_beside(self._read, conversation)
         self._run_beside(keep_alive, conversation.data, self.kill)
+        if self._ending.begun.is_set():  # while it connected
+            raise self.death()
         return await self._started(conversation, (self.blueprint.identity.backend, self.tag))
 
     async def _leave(self) -> None:

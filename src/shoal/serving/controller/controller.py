@@ -227,7 +227,8 @@ class Controller(Client):
             traffic = Traffic.checked(declared.traffic, self.backends)
             endpoint.set_traffic(traffic, self.backends)
         for tag, shadow in declared.shadows.items():
-            endpoint.shadows[tag] = flow(self._backends.find(tag), shadow)
+            shadowed = endpoint.declared.with_shadow(tag, shadow)  # not those with a share of 0
+            endpoint.set_shadow(shadowed, flow(self._backends.find(tag), shadow))
         return endpoint
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
