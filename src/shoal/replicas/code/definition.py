@@ -121,7 +121,7 @@ class Definition:
             ) from None
 
     def bind_init(self, cls: Any) -> None:
-        """Does the same, with an error that says only which argument does not fit."""
+        """Checks the init arguments; the error says only which of them does not fit the class."""
         try:
             signature = read_signature(cls)
         except ValueError:  # some classes written in C have no signature
