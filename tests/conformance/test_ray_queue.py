@@ -6,13 +6,14 @@ M is `max_batch_size`, W is `batch_wait_timeout_s`, C is `max_concurrent_batches
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, line_up, outcomes, settle
+from batching.scenes import LEFT, PENDING, line_up, outcomes, outcomes_in_order, read_all, settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.
@@ -178,3 +179,75 @@ async def test_ru26_a_size_function_must_be_one(kind, given):
     with pytest.raises(TypeError, match="batch_size_fn must be a callable or None, not"):
         async with serving(kind, echo, batch_size_fn=given):
             pass
+
+
+@KINDS
+async def test_ru6_a_batch_of_one_does_not_wait(kind):
+    async with serving(kind, echo, max_batch_size=1, batch_wait_timeout_s=1000) as call:
+        started = anyio.current_time()
+        assert await call("hi") == "hi"
+        with pytest.raises(ZeroDivisionError):
+            await call("raise")
+        assert anyio.current_time() == started
+
+
+@KINDS
+@pytest.mark.parametrize("mode", MODES)
+async def test_ru12_two_parameters_come_in_any_mode(kind, mode):
+    async def pairs(self: object, left: list[str], right: list[str]) -> list[tuple[str, str]]:
+        return list(zip(left, right, strict=True))
+
+    async with serving(kind, pairs, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        make = partial(MODES[mode], call)
+        got = await outcomes_in_order(make("hi1", "hi2"), make("hi3", "hi4"))
+    assert got == [("hi1", "hi2"), ("hi3", "hi4")]
+
+
+@KINDS
+async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(kind):
+    gates, passed = [anyio.Event()], [0]
+
+    async def handler(self: object, items: list[Any]) -> list[Any]:
+        await gates[-1].wait()
+        passed[0] += 1
+        return items
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:  # noqa: SIM117
+        async with anyio.create_task_group() as tasks:
+            first, second = await line_up(tasks, call(1), call(2))
+            await settle()
+            first.leave()
+            await settle()
+            assert (first.outcome, second.outcome) == (LEFT, PENDING)
+            second.leave()
+            await settle()
+            assert second.outcome == LEFT
+            assert passed == [0]
+            gates[-1].set()
+            assert await outcomes(call(3), call(4)) == [3, 4]
+    assert passed == [1]
+
+
+@KINDS
+async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left(kind):
+    gate, passed = anyio.Event(), [0]
+
+    async def handler(self: object, items: list[Any]) -> Any:
+        await gate.wait()
+        passed[0] += 1
+        yield items
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        async with anyio.create_task_group() as tasks:
+            first, second = await read_all(tasks, call(1), call(2))
+            await settle()
+            first.leave()
+            await settle()
+            assert (first.outcome, second.outcome) == (LEFT, PENDING)
+            second.leave()
+            await settle()
+            assert passed == [0]
+            gate.set()
+            again = await read_all(tasks, call(3), call(4))
+        assert [reader.items for reader in again] == [[3], [4]]
+    assert passed == [1]

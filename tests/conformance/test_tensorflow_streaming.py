@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome, settle
+from batching.scenes import PENDING, line_up, outcome, settle
 
 WHEN = pytest.mark.parametrize("when", ["as they come", "when the batch is closed"])
 
@@ -100,3 +100,16 @@ async def test_ts10_a_task_is_taken_or_refused_never_both():
         handler.gate.set()
     assert [caller.outcome for caller in callers] == [7, 4, 5, 1]
     assert handler.batches == [[7], [4, 5, 1]]
+
+
+async def test_ts9_a_wait_of_none_has_no_time_out():
+    handler = Streaming("when the batch is closed")
+    async with (
+        scheduler(handler, batch_wait_timeout_s=None) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, call(1))
+        await anyio.sleep(3600)
+        assert callers[0].outcome is PENDING
+        callers += await line_up(tasks, call(9))
+    assert handler.batches == [[1, 9]]
