@@ -81,6 +81,13 @@ class PlainCalling:
             return sum(steps)
 
 
+class PlainAmongAsync(PlainCalling):
+    """Its process runs an event loop, and its plain code a thread."""
+
+    async def health(self):
+        pass
+
+
 class Connecting:
     """Calls by a client that it gets from `shoal.connect`."""
 

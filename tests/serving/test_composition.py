@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from serving import composed_code
-from serving.composed_code import Calling, PlainCalling
+from serving.composed_code import Calling, PlainAmongAsync, PlainCalling
 from serving.scenes import Stage, deployed, echo
 from shoal import errors
 from shoal.serving.controller.controller import Controller
@@ -269,3 +269,37 @@ async def test_a_method_that_is_not_there_is_no_such_name():
         for method in ("absent", "_private", "__init__", "reconfigure"):
             with pytest.raises(errors.NoSuchName):
                 await handle.options(method_name=method).call(1)
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        (PlainCalling, "thread"),
+        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
+        pytest.param(PlainAmongAsync, "process", marks=pytest.mark.one_loop),
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
+    ],
+)
+@pytest.mark.parametrize("leaves", [False, True], ids=["deadline", "leaves"])
+async def test_who_leaves_or_runs_out_of_time_ends_what_the_code_calls(code, placement, leaves):
+    inner = Hanging()
+    async with Controller() as client:
+        config = {"placement": placement}
+        handle = await join(client, code, inner=inner, config=config)
+        async with anyio.create_task_group() as tasks:
+
+            async def call() -> None:
+                if leaves:
+                    await handle.call(1)
+                with pytest.raises(errors.DeadlineExceeded):
+                    await handle.options(timeout_s=0.3).call(1)
+
+            tasks.start_soon(call)
+            await inner.called.wait()
+            if leaves:
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(5) as patience:
+            await inner.left.wait()
+        inner.let_go.set()  # or a thread that waits for it would keep the test from failing
+        assert not patience.cancelled_caught
