@@ -352,8 +352,8 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, capl
     async with model_server(at, model) as (_, listener), ingress(at, **config) as (controller, _):
         await until(lambda: status_of(controller).deaths >= 1)
         assert "a health check failed" not in caplog.text  # the death is logged
-        if silent == "model server":
-            assert "nothing was received for 0.2 s" in str(status_of(controller).failure or "0.2 s")
+        if silent == "model server":  # the newest failure may be of a new connection
+            await until(lambda: "nothing was received for 0.2 s" in caplog.text)
         assert listener is not None
 
 
