@@ -13,6 +13,7 @@ import trio
 import shoal
 from replicas.process_backends import Block, Unreadable, Unsendable
 from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.open_batch import CHUNK, WAIT
 from shoal.testing.replicas.code import Folder, Mistake
 
 
@@ -162,7 +163,7 @@ class Open:
         async for request in batch:
             wire: Any = batch._run
             if request.item == "too much":
-                wire._answers += [(0, request._request.waiter.number, n) for n in range(99)]
+                wire._answers += [(CHUNK, request._request.waiter.number, n) for n in range(99)]
                 wire.flush()
             elif request.item == "no message":
                 wire._send_message(packed(("no", "message")))
@@ -171,21 +172,17 @@ class Open:
                 request.finish()
             elif request.item == "waits twice":
                 number = request._request.waiter.number
-                wire._waits = [(1, [number]), (1, [number])]
+                wire._answers += [(WAIT, 1, [number])] * 2
                 wire.flush()
             elif request.item == "waits again":
                 number = request._request.waiter.number
                 for wait in (1, 2):
-                    wire._waits = [(wait, [number])]
+                    wire._answers.append((WAIT, wait, [number]))
                     wire.flush()
                 await request.send("sent")
                 request.finish()
             elif request.item == "no frame":
-                sender = wire._send_message.func.__self__
-                if hasattr(sender, "_frames"):  # a Ray actor
-                    sender._frames.put(b"\xff" * 64)
-                else:
-                    sender._connection.send([b"\xff" * 64])
+                wire._send_message.func.__self__._connection.send([b"\xff" * 64])
 
     def pids(self, items: list[Any]) -> list[int]:
         """Returns the process for each item."""

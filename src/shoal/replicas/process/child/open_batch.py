@@ -22,7 +22,10 @@ from shoal.replicas.process.wire.messages import PLAIN, Dumps, Message, pickled,
 from shoal.replicas.process.wire.open_batch import (
     CHUNK,
     ERROR,
+    LEAVE,
     RESULT,
+    WAIT,
+    WAIT_END,
     NewsReader,
     OpenStart,
     unsendable,
@@ -97,9 +100,6 @@ class OpenWork:
         self._steps: list[int] = []
         self._answers: list[tuple[int, int, Any]] = []
         self._buffers: list[memoryview] = []
-        self._waits: list[tuple[int, list[int]]] = []
-        self._ended_waits: list[int] = []
-        self._leaves = False
 
     async def send_gathered(self) -> None:
         """Sends what has gathered in each pass, until the batch has ended."""
@@ -165,8 +165,7 @@ class OpenWork:
         await self._let_others_run()
 
     def leave(self) -> None:
-        self._leaves = True
-        self._gather()
+        self._answer(LEAVE, 0, None)
 
     # How requests are answered.
 
@@ -213,11 +212,8 @@ class OpenWork:
     def flush(self, *, is_last: bool = False) -> None:
         self._is_due = False
         if self._has_ended or not (
-            is_last
-            or self._answers
-            or self._waits
-            or self._ended_waits
-            or self._leaves
+            self._answers
+            or is_last
             or self._saw - self._reported >= _MOST_UNREPORTED
             or len(self._steps) >= _MOST_STEPS
         ):
@@ -225,23 +221,13 @@ class OpenWork:
         self._reported = self._saw
         # An `OpenProgress` as a plain tuple: pickling a class by its name doubles the time. All
         # values of the user's types in it were pickled before.
-        progress = (
-            self._saw,
-            self._begun,
-            self._steps,
-            self._answers,
-            self._waits,
-            self._ended_waits,
-            self._leaves,
-        )
-        buffers = self._buffers
+        progress, buffers = (self._saw, self._begun, self._steps, self._answers), self._buffers
         self._steps, self._answers, self._buffers = [], [], []
-        self._waits, self._ended_waits, self._leaves = [], [], False
         self._send_message(pickled(progress, buffers))
 
     async def _wait_for_readers(self, full: list[Request]) -> None:
         wait = next(self._wait_ids)
-        self._waits.append((wait, [request.waiter.number for request in full]))
+        self._answer(WAIT, wait, [request.waiter.number for request in full])
         # At once, also to keep the order: it ends in a later message.
         self.flush()
         for request in full:
@@ -253,8 +239,7 @@ class OpenWork:
             for request in full:
                 request.waiter.hold = None
             # Also when there is room: if that was reported before the wait, the parent still waits.
-            self._ended_waits.append(wait)
-            self._gather()
+            self._answer(WAIT_END, wait, None)
 
     def _answer_with(self, kind: int, request: Request, value: Any, name: str) -> bool:
         """Adds a value to the next message; fails the request if it can't be sent."""

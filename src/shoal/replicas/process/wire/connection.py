@@ -8,7 +8,6 @@ no sender blocks on a worker that does not read.
 from __future__ import annotations
 
 import socket
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -61,16 +60,15 @@ class FrameConnection:
         # Ends what `begin_reading` began; must be called before the socket is closed, or the event
         # loop would watch a number that the next file may get.
         self._end_reading: Callable[[], object] = _nothing
-        # The unsent parts of frames.
-        self._waiting: deque[list[Buffer]] = deque()
-        # Those of frames that `write` will send in the next pass.
-        self._gathered: list[Buffer] = []
+        # The unsent parts of frames, and whether the socket takes no more of them now.
+        self._unsent: list[Buffer] = []
+        self._is_full = False
         self._has_some = anyio.Event()
 
     @property
     def unsent_bytes(self) -> int:
         """How many bytes of frames the other end has not taken yet."""
-        return sum([memoryview(part).nbytes for frame in self._waiting for part in frame])
+        return sum([memoryview(part).nbytes for part in self._unsent])
 
     @property
     def received_bytes(self) -> int:
@@ -80,18 +78,13 @@ class FrameConnection:
         """Sends a frame, at once or when the socket takes it. Its parts must not change."""
         if self.is_closed:
             return
-        if self._gathered:
-            frame = [*self._gathered, *frame]
-            self._gathered = []
-        self._waiting.append(frame)
-        if len(self._waiting) == 1:
+        self._unsent += frame
+        if not self._is_full:
             self._send_some()
-            if self._waiting:
-                self._has_some.set()
 
     def send_soon(self, frame: list[Buffer]) -> None:
         """Sends a frame in the event loop's next pass, together with others."""
-        self._gathered += frame
+        self._unsent += frame
         self._has_some.set()
 
     async def write(self) -> None:
@@ -99,10 +92,9 @@ class FrameConnection:
         while not self.is_closed:
             await self._has_some.wait()
             self._has_some = anyio.Event()
-            if self._gathered:
-                self.send([])
-            while self._waiting and not self.is_closed:
-                await anyio.wait_writable(self._socket)
+            while self._unsent and not self.is_closed:
+                if self._is_full:
+                    await anyio.wait_writable(self._socket)
                 self._send_some()
 
     async def read_by_loop(self, handle: Callable[[Frame], object]) -> None:
@@ -197,8 +189,7 @@ class FrameConnection:
         self.is_closed = True
         self._end_reading()
         self._end_reading = _nothing  # breaks a reference cycle
-        self._waiting.clear()
-        self._gathered.clear()
+        self._unsent.clear()
         self._reader.close()
         self._socket.close()
 
@@ -207,23 +198,21 @@ class FrameConnection:
             self.failure = self.failure or error.strerror or str(error)
 
     def _send_some(self) -> None:
-        while self._waiting:
-            parts = self._waiting[0]
+        self._is_full = False
+        while self._unsent:
             try:
-                count = self._socket.sendmsg(parts[:_MOST_PARTS])
+                count = self._socket.sendmsg(self._unsent[:_MOST_PARTS])
             except BlockingIOError:
+                self._is_full = True
+                self._has_some.set()
                 return
             except OSError as error:
                 # The other end is gone. What it sent before can still be read.
                 self._note(error)
-                self._waiting.clear()
+                self._unsent.clear()
                 return
             self.sent_bytes += count
-            rest = rest_of(parts, count)
-            if rest:
-                self._waiting[0] = rest
-            else:
-                self._waiting.popleft()
+            self._unsent = rest_of(self._unsent, count)
 
 
 class AnsweredCall:

@@ -220,6 +220,8 @@ class MessageCodec:
 
     def _given_back(self) -> Sequence[int]:
         unused = self.incoming.given_back
+        if not unused:
+            return ()
         return [unused.popleft() for _ in range(min(len(unused), MOST_GIVEN_BACK))]
 
 

@@ -57,6 +57,10 @@ class News(NamedTuple):
 CHUNK: Final = 0
 RESULT: Final = 1
 ERROR: Final = 2
+# The begin of a wait for the readers of some streams, its end, and that no more requests may join.
+WAIT: Final = 3
+WAIT_END: Final = 4
+LEAVE: Final = 5
 
 
 class OpenProgress(NamedTuple):
@@ -67,12 +71,8 @@ class OpenProgress(NamedTuple):
     begun: int
     # How many requests were active in each step.
     steps: Sequence[int]
-    # The kind of each answer, the number of its request, and its value.
+    # The kind of each answer, the number of its request or wait, and its value.
     answers: Sequence[tuple[int, int, Any]]
-    # The waits for readers that have begun, with their numbers and streams; and the ended ones.
-    waits: Sequence[tuple[int, Sequence[int]]]
-    ended_waits: Sequence[int]
-    leaves: bool
 
 
 def packed_news(
@@ -104,24 +104,22 @@ def take_answers(frame: Frame, relay: OpenRelay, where: str) -> None:
         if kind == ERROR:
             assert isinstance(value, ErrorAsData)
             relay.fail(number, value.as_exception(where))
-            continue
-        try:
-            content = unsealer.open(value)
-        except Exception as error:
-            text = f"the answer of {where} can't be unpickled here: {error}"
-            relay.fail(number, caused(TypeError(text), error))
-            continue
-        if kind == CHUNK:
-            relay.put(number, content)
+        elif kind == WAIT:
+            relay.begin_wait(number, value)
+        elif kind == WAIT_END:
+            relay.end_wait(number)
+        elif kind == LEAVE:
+            relay.leave()
         else:
-            relay.finish(number, content)
+            try:
+                content = unsealer.open(value)
+            except Exception as error:
+                text = f"the answer of {where} can't be unpickled here: {error}"
+                relay.fail(number, caused(TypeError(text), error))
+                continue
+            take = relay.put if kind == CHUNK else relay.finish
+            take(number, content)
     relay.offer()
-    for wait in message.ended_waits:  # first: streams in them may be awaited again
-        relay.end_wait(wait)
-    for wait, numbers in message.waits:
-        relay.begin_wait(wait, numbers)
-    if message.leaves:
-        relay.leave()
 
 
 class NewsReader:
