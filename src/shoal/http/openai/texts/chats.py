@@ -65,7 +65,7 @@ class ChatJob(TextJob):
         return {"id": own_id, "object": kind, "created": self.created, "model": self.model.name}
 
     def usage(self, ends: Sequence[TextEnd]) -> dict[str, int]:
-        prompt, completion = self.prompt_tokens(), sum([end.tokens for end in ends])
+        prompt, completion = self.prompt_tokens, sum([end.tokens for end in ends])
         total = prompt + completion
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
@@ -179,7 +179,7 @@ class OneText(_Events):
         self._after = choice.after
         self._plain_below: float = 0  # only the first message begins with the role
         if job.with_usage:
-            job.prompt_tokens()  # not first at the end of the stream, where it must not fail
+            _ = job.prompt_tokens  # not first at the end of the stream, where it must not fail
 
     def item(self, value: Any) -> bytes:
         text = self._text
@@ -205,7 +205,7 @@ class SeveralTexts(_Events):
 
     def item(self, value: bytes) -> bytes:
         if self._job.with_usage:
-            self._job.prompt_tokens()  # not sooner: the prompt of a chat is made with its calls
+            _ = self._job.prompt_tokens  # not sooner: the prompt of a chat is made with its calls
         return value
 
 

@@ -180,7 +180,7 @@ class ResponseJob(TextJob):
         return encoded(self.ended(output, items))
 
     def ended(self, output: TextOutput, items: _Items) -> dict[str, Any]:
-        prompt_tokens = self.prompt_tokens()
+        prompt_tokens = self.prompt_tokens
         tokens = output.end.tokens
         usage = {
             "input_tokens": prompt_tokens,
@@ -229,7 +229,7 @@ class _ResponseEvents(EventStream):
         self._items = _Items(job.exchange.request_id)
         self._count = 0
         self.runs_users_code = output.end.counts
-        job.prompt_tokens()  # not first at the end of the stream, where it must not fail
+        _ = job.prompt_tokens  # not first at the end of the stream, where it must not fail
         begun = job.response("in_progress")
         kinds = ("response.created", "response.in_progress")
         self.start = self._written({"type": kind, "response": begun} for kind in kinds)

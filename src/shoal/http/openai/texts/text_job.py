@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import Field
@@ -174,9 +174,10 @@ class TextJob(ABC):
     turns: anyio.CapacityLimiter | None = None  # for several calls
     created: int = field(default_factory=lambda: int(time.time()), init=False)
 
-    def __post_init__(self) -> None:
-        # Once an item was made; counts once.
-        self.prompt_tokens = cache(partial(self.source.tokens, self.model))
+    @cached_property
+    def prompt_tokens(self) -> int:
+        """The tokens of the prompt, once an item was made."""
+        return self.source.tokens(self.model)
 
     @property
     def media_type(self) -> bytes:

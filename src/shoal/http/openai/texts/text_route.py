@@ -6,7 +6,7 @@ text has ended, so that it frees its slot before the next step.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -26,9 +26,10 @@ from shoal.http.requests.streaming import ItemStream, respond_with_stream
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from shoal.http.openai.texts.text_job import TextJob
+    from shoal.http.requests.problem import Refused
 
     Sender = Callable[[Any], Awaitable[None]]
     ReadJob = Callable[[Exchange, bytes], Awaitable[TextJob]]
@@ -94,15 +95,11 @@ class TextCall:
         texts.append(output.rest())
 
 
-@contextmanager
-def refusing() -> Generator[None]:
-    """Raises errors that the client can fix as `Refused`."""
-    try:
-        yield
-    except ItemTooLarge as error:
-        raise too_long("The prompt", error) from None
-    except NotText:
-        raise refused("The model gives no texts, perhaps embeddings", param="model") from None
+def _refusal_of(error: ItemTooLarge | NotText) -> Refused:
+    """Returns the error for a client that can fix its request."""
+    if isinstance(error, ItemTooLarge):
+        return too_long("The prompt", error)
+    return refused("The model gives no texts, perhaps embeddings", param="model")
 
 
 @asynccontextmanager
@@ -116,8 +113,10 @@ async def _one_of_several(job: TextJob, nth: int) -> AsyncGenerator[TextCall]:
     async with job.turns:
         if not is_first:
             call.wait_for_room()
-        with refusing():
+        try:
             yield text
+        except (ItemTooLarge, NotText) as error:
+            raise _refusal_of(error) from None
 
 
 class TaskStream:
@@ -224,7 +223,7 @@ class TextRoute(OpenAIRoute):
         if job.texts > 1:
             await self._respond_with_several(exchange, job)
             return
-        with refusing():
+        try:
             call = await job.model.calls.call_for(exchange)
             text = TextCall(job, call, *job.item(call))
             if job.streams:
@@ -237,6 +236,8 @@ class TextRoute(OpenAIRoute):
             else:
                 whole = await text.collected()
             await exchange.respond(200, job.media_type, job.whole([whole]))
+        except (ItemTooLarge, NotText) as error:
+            raise _refusal_of(error) from None
 
     async def _respond_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:

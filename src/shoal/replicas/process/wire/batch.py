@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from itertools import count
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
@@ -58,11 +59,11 @@ class SentMetadata(dict[str, Any]):
 
 class OptionsAsData(NamedTuple):
     # A column is None if all requests have the usual value.
-    deadlines: list[float | None] | None  # on the sender's clock
-    priorities: list[int] | None
-    asked_priorities: list[int | None] | None  # the levels that callers named
-    costs: list[float] | None
-    models: list[str | None] | None
+    deadlines: Sequence[float | None] | None  # on the sender's clock
+    priorities: Sequence[int] | None
+    asked_priorities: Sequence[int | None] | None  # the levels that callers named
+    costs: Sequence[float] | None
+    models: Sequence[str | None] | None
     metadata: list[MetadataParts]
     places: list[int] | None  # of each request's metadata; None if all have the only one
 
@@ -165,19 +166,15 @@ def options_as_data(requests: Sequence[Request]) -> tuple[Any, ...] | None:
     options = [request.options or USUAL for request in requests]
     if options.count(USUAL) == len(options):
         return None
+    columns = zip(zip(*map(_COLUMNS, options), strict=True), _USUAL_VALUES, strict=True)
     return (
-        column([one.deadline for one in options], None),
-        column([one.priority for one in options], 1),
-        column([one.asked_priority for one in options], None),
-        column([one.cost for one in options], 1),
-        column([one.model for one in options], None),
+        *[None if values.count(usual) == len(values) else values for values, usual in columns],
         *metadata_as_data(options),
     )
 
 
-def column(values: list[Any], usual: Any) -> list[Any] | None:
-    """Returns an option of each request; None if all have the usual value."""
-    return None if values.count(usual) == len(values) else values
+_COLUMNS: Final = attrgetter("deadline", "priority", "asked_priority", "cost", "model")
+_USUAL_VALUES: Final = (None, 1, None, 1, None)
 
 
 def metadata_as_data(
