@@ -10,7 +10,7 @@ import shoal
 from batching.open_scenes import ORDERS, Kind, Taker
 from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, settle, using
 from batching.test_idle import HOUR_S, watched
-from batching.test_reference_cycles import calls, found_after, leaves, reads
+from batching.test_kept_alive import calls, found_after, leaves, reads
 from shoal import DispatchReason
 
 

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 import shoal
 from base_exceptions import Panic
-from batching.open_program_model import OpenWorld
-from batching.open_programs import open_programs
+from batching.open_program_model import OpenWorld, open_programs
 from batching.policy_model import PolicyWorld
 from batching.policy_programs import Asks, Calls, Map, Shape, policy_programs
-from batching.program_world import World, run_program
-from batching.programs import Advance, Cancel, Configure, Op, Program
+from batching.program_world import Advance, Cancel, Configure, Op, Program, World, run_program
 from batching.scenes import outcome, settle
 from shoal.testing import run_virtually
 
