@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import anyio
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PENDING: Any = "pending"
 LEFT: Any = "left"
+Opened: TypeAlias = "tuple[shoal.Batcher[Any], Any, TaskGroup]"
 
 
 class Caller:
@@ -85,13 +86,27 @@ async def using(batcher: shoal.Batcher[Any]) -> AsyncGenerator[tuple[Any, TaskGr
 
 
 @asynccontextmanager
-async def plugged(
-    held: Held, batcher: shoal.Batcher[Any], item: Any = "plug"
-) -> AsyncGenerator[tuple[Any, TaskGroup]]:
+async def opening(handler: Any, **options: Any) -> AsyncGenerator[Opened]:
+    """Opens a batcher, or a handler's with these options, and a task group for its callers."""
+    batcher = handler if isinstance(handler, shoal.Batcher) else shoal.Batcher(handler, **options)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        yield batcher, call, tasks
+
+
+@asynccontextmanager
+async def running(handler: Any, **options: Any) -> AsyncGenerator[Opened]:
+    """Runs a batcher in a task, beside those of its callers, until the test closes it."""
+    batcher = handler if isinstance(handler, shoal.Batcher) else shoal.Batcher(handler, **options)
+    async with anyio.create_task_group() as tasks:
+        yield batcher, await tasks.start(batcher.run), tasks
+
+
+@asynccontextmanager
+async def plugged(held: Held, item: Any = "plug", **options: Any) -> AsyncGenerator[Opened]:
     """Opens a batcher whose handler is held at a first call, and lets it go at the end."""
-    async with using(batcher) as (call, tasks):
+    async with opening(held, **options) as (batcher, call, tasks):
         await launch(tasks, call(item))
-        yield call, tasks
+        yield batcher, call, tasks
         held.gate.set()
 
 

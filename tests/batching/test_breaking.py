@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
+from batching.scenes import Held, Recorder, launch, line_up, opening, outcome, plugged, settle
 from handlers import echo
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -247,11 +247,8 @@ class HandsOutTwice(InOrder):
 
 
 async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
-    handler = Held()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_queued_requests=1, overload="shed_oldest", policy=RefusesBad
-    )
-    async with plugged(handler, batcher, "runs") as (call, tasks):
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "policy": RefusesBad}
+    async with plugged(Held(), "runs", **options, overload="shed_oldest") as (_, call, tasks):
         (waits,) = await line_up(tasks, call("waits"))
         assert isinstance(await outcome(call("bad")), KeyError)
     assert waits.outcome == "waits"
@@ -315,10 +312,7 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
 
 async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answered() -> None:
     handler = Held()
-    async with (
-        shoal.Batcher(handler, max_batch_size=1, policy=PanicsInRemove) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, max_batch_size=1, policy=PanicsInRemove) as (_, call, tasks):
         await launch(tasks, call("runs"))
         (stays,) = await line_up(tasks, call("stays"))
         with pytest.raises(Panic), anyio.move_on_after(1):
@@ -339,10 +333,8 @@ async def test_new_options_that_break_for_one_request_forget_no_other(option, ho
             raise how("no")
         return 1
 
-    handler = Held()
-    batcher = shoal.Batcher(handler, max_batch_size=1)
     changes: Any = {option: Refuses if option == "policy" else value_of}
-    async with plugged(handler, batcher, "runs") as (call, tasks):
+    async with plugged(Held(), "runs", max_batch_size=1) as (batcher, call, tasks):
         callers = await line_up(tasks, call("a"), call("bad"), call("b"))
         if how in (KeyError, Panic):
             batcher.configure(**changes)

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 import shoal
+from batching.scenes import opening
 
 SHARINGS: list[dict[str, Any]] = [
     {},
@@ -123,10 +124,7 @@ async def test_users_get_no_results_of_each_other(sharing: dict[str, Any], way: 
     async def ask(call: Any, user: str) -> None:
         got[user] = (await made(way, call.options(metadata={"user": user}).options(timeout_s=5)))[0]
 
-    async with (
-        shoal.Batcher(handler, **LEVELS, **sharing) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, **LEVELS, **sharing) as (_, call, tasks):
         for user in ("ann", "bob"):
             tasks.start_soon(ask, call, user)
     assert got == {"ann": "ann", "bob": "bob"}

@@ -17,7 +17,9 @@ from batching.scenes import (
     Steps,
     launch,
     line_up,
+    opening,
     read_all,
+    running,
     settle,
 )
 from time_limits import HANG_S
@@ -25,8 +27,7 @@ from time_limits import HANG_S
 
 async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(recorder):
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None, max_batch_size=2)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(batcher) as (_, call, tasks):
         callers = await launch(tasks, *map(call, range(3)))
         counts = await batcher.aclose()
         assert anyio.current_time() == 0
@@ -47,9 +48,7 @@ async def test_closing_runs_the_parked_as_well(held: Held) -> None:
 
 
 async def test_closing_refuses_further_calls(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(held) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         tasks.start_soon(batcher.aclose)
         await settle()
@@ -84,11 +83,9 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    batcher = shoal.Batcher(
+    async with running(
         held, max_batch_size=1, max_concurrent_batches=2, graceful_shutdown_timeout_s=5
-    )
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    ) as (batcher, call, tasks):
         held.gate.set()
         await call(0)
         held.gate = anyio.Event()
@@ -142,9 +139,7 @@ async def test_an_error_in_the_block_comes_out_and_the_batcher_is_closed() -> No
 
 
 async def test_closing_twice_is_closing_once_and_both_wait(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(held) as (batcher, call, tasks):
         await launch(tasks, call(0))
         closers = await launch(tasks, batcher.aclose(), batcher.aclose())
         assert [closer.outcome for closer in closers] == [PENDING, PENDING]
@@ -153,9 +148,7 @@ async def test_closing_twice_is_closing_once_and_both_wait(held: Held) -> None:
 
 
 async def test_closing_goes_on_when_its_caller_is_cancelled(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(held) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         (closer,) = await launch(tasks, batcher.aclose())
         await closer.gone()
@@ -198,9 +191,7 @@ async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(monkeypatch
         ended.append(1)
         return items
 
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=0)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(handler, graceful_shutdown_timeout_s=0) as (batcher, call, tasks):
         (caller,) = await line_up(tasks, call(0))
         assert await anyio.to_thread.run_sync(started.wait, 10)
         (closer,) = await line_up(tasks, batcher.aclose())
@@ -237,8 +228,7 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
             await anyio.sleep(1000)
         return items
 
-    batcher = shoal.Batcher(never, graceful_shutdown_timeout_s=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(never, graceful_shutdown_timeout_s=3) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(1))
         began = anyio.current_time()
         tasks.start_soon(batcher.aclose)

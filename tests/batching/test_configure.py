@@ -17,19 +17,18 @@ from batching.scenes import (
     Refusing,
     launch,
     line_up,
+    opening,
     outcome,
     outcomes,
     plugged,
     read_all,
     settle,
-    using,
 )
 from shoal import QueuePolicy, RetryLater
 
 
 async def test_options_change_together_from_the_next_batch_on(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=2, batch_wait_timeout_s=None) as (batcher, call, tasks):
         await launch(tasks, *map(call, range(2)))
         batcher.configure(max_batch_size=3, batch_wait_timeout_s=10)
         assert held.batches == [[0, 1]]
@@ -175,8 +174,7 @@ async def test_a_call_that_joins_what_gathers_does_so_by_its_options(recorder: R
 
 
 async def test_bounds_on_admission_hold_at_once(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=9)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=3, batch_wait_timeout_s=9) as (batcher, call, tasks):
         await launch(tasks, call(0))
         batcher.configure(max_queued_requests=0, max_batch_size=2, max_concurrent_batches=2)
         await settle()
@@ -191,8 +189,7 @@ async def test_bounds_on_admission_hold_at_once(held: Held) -> None:
 
 
 async def test_what_runs_keeps_the_options_under_which_it_gathered(held: Held) -> None:
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=5, handler_timeout_s=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, batch_wait_timeout_s=5, handler_timeout_s=3) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         batcher.configure(handler_timeout_s=100)
         await anyio.sleep(9)
@@ -341,8 +338,7 @@ def test_what_was_set_in_one_event_loop_holds_in_the_next(backend: str) -> None:
 )
 async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(before, after, batches):
     held = Held()
-    batcher = shoal.Batcher(held, **before)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **before) as (batcher, call, tasks):
         await line_up(tasks, call(0))
         batcher.flush()
         await settle()
@@ -354,8 +350,7 @@ async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(before
 
 
 async def test_a_new_window_counts_from_the_arrival(held: Held) -> None:
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, batch_wait_timeout_s=None) as (batcher, call, tasks):
         await line_up(tasks, call("plug"))
         batcher.flush()
         await settle()
@@ -367,8 +362,7 @@ async def test_a_new_window_counts_from_the_arrival(held: Held) -> None:
 
 
 async def test_what_is_too_large_under_the_new_options_fails_alone(held: Held) -> None:
-    batcher = shoal.Batcher(held, batch_size_fn=lambda n: n)
-    async with plugged(held, batcher, 1) as (call, tasks):
+    async with plugged(held, 1, batch_size_fn=lambda n: n) as (batcher, call, tasks):
         small, large = await line_up(tasks, call(4), call(6))
         batcher.configure(max_batch_size=5)
         await settle()
@@ -380,8 +374,8 @@ async def test_what_is_too_large_under_the_new_options_fails_alone(held: Held) -
 
 
 async def test_who_is_parked_is_admitted_by_the_new_bound_in_order(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_queued_requests=1, max_batch_size=1, overload="wait")
-    async with plugged(held, batcher) as (call, tasks):
+    options: Any = {"max_queued_requests": 1, "max_batch_size": 1, "overload": "wait"}
+    async with plugged(held, **options) as (batcher, call, tasks):
         await line_up(tasks, *map(call, range(5)))
         assert (batcher.statistics().queued, batcher.statistics().parked) == (1, 4)
         batcher.configure(max_queued_requests=3, bucket_by=lambda n: n % 2)
@@ -390,8 +384,7 @@ async def test_who_is_parked_is_admitted_by_the_new_bound_in_order(held: Held) -
 
 
 async def test_wishes_are_kept_when_the_options_change(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=2)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, max_batch_size=1, priority_levels=2) as (batcher, call, tasks):
         (late,) = await line_up(tasks, call.options(timeout_s=5)("late"))
         (bored,) = await line_up(tasks, call.options(queue_timeout_s=3)("bored"))
         await line_up(tasks, call.options(priority=2)("low"), call.options(priority=1)("high"))
@@ -405,8 +398,8 @@ async def test_wishes_are_kept_when_the_options_change(held: Held) -> None:
 
 
 async def test_levels_that_are_gone_become_the_lowest(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=9, priority_aging_s=None)
-    async with plugged(held, batcher) as (call, tasks):
+    options: Any = {"max_batch_size": 1, "priority_levels": 9, "priority_aging_s": None}
+    async with plugged(held, **options) as (batcher, call, tasks):
         for level in (9, 5, 1, 2):
             await line_up(tasks, call.options(priority=level)(level))
         batcher.configure(priority_levels=2)
@@ -414,8 +407,7 @@ async def test_levels_that_are_gone_become_the_lowest(held: Held) -> None:
 
 
 async def test_who_waited_before_levels_had_bounds_counts_for_them(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, max_batch_size=1) as (batcher, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         batcher.configure(default_queue_policy=shoal.QueuePolicy(max_queued_requests=2))
         assert isinstance(await outcome(call(3)), shoal.errors.Overloaded)
@@ -425,8 +417,7 @@ async def test_who_waited_before_levels_had_bounds_counts_for_them(held: Held) -
 
 
 async def test_who_waited_before_the_queue_shed_may_be_shed(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, max_batch_size=1, max_queued_requests=2) as (batcher, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         batcher.configure(overload="shed_oldest")
         callers += await line_up(tasks, call(3))
@@ -435,8 +426,7 @@ async def test_who_waited_before_the_queue_shed_may_be_shed(held: Held) -> None:
 
 
 async def test_a_flush_that_waits_for_a_slot_outlives_a_change(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=2, batch_wait_timeout_s=60) as (batcher, call, tasks):
         await launch(tasks, call(0), call(1))
         (flushed,) = await line_up(tasks, call(2))
         batcher.flush()
@@ -455,8 +445,8 @@ async def test_a_change_that_is_refused_changes_nothing_for_those_who_wait(recor
 
 
 async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_dispatch(held):
-    batcher = shoal.Batcher(held, max_batch_size=4, allowed_batch_sizes=(4,))
-    async with plugged(held, batcher, 0) as (call, tasks):
+    options: Any = {"max_batch_size": 4, "allowed_batch_sizes": (4,)}
+    async with plugged(held, 0, **options) as (batcher, call, tasks):
         await line_up(tasks, call(1))
         batcher.configure(allowed_batch_sizes=(2, 4))
     assert held.batches == [[0, 0, 0, 0], [1, 1]]
@@ -468,8 +458,7 @@ async def test_a_request_that_comes_back_keeps_the_action_at_the_end_of_its_time
 ) -> None:
     handler = Refusing([RetryLater(1)], run_s=3)
     policies = [QueuePolicy(timeout_s=2, timeout_action=one) for one in (before, after) if one]
-    batcher = shoal.Batcher(handler, default_queue_policy=policies[0])
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, default_queue_policy=policies[0]) as (batcher, call, tasks):
         (waiter,) = await launch(tasks, call(0))
         batcher.configure(default_queue_policy=None if after is None else policies[1])
     if before == "delay":

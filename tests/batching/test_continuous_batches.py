@@ -9,7 +9,19 @@ import pytest
 
 import shoal
 from batching.open_scenes import ORDERS, Kind, Server, Stepper
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, read_all, settle, using
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Caller,
+    launch,
+    line_up,
+    opening,
+    outcome,
+    read_all,
+    running,
+    settle,
+    using,
+)
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
@@ -232,8 +244,7 @@ async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind
 async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handler_again(kind):
     handler = Server(kind)
     cause = ValueError("the handler's")
-    batcher = of(handler, kind, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, max_batch_size=2)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, cause, 1, 2, 3)
         handler.let_go(cause)
         await settle()
@@ -266,9 +277,7 @@ async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
 
 async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iteration(kind):
     handler = Stepper(kind)
-    batcher = of(handler, kind, max_batch_size=2)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(of(handler, kind, max_batch_size=2)) as (batcher, call, tasks):
         callers = await kind.line_up(tasks, call, *[(item, 2) for item in range(5)])
         await anyio.sleep(0.5)
         tasks.start_soon(batcher.aclose)
@@ -316,9 +325,7 @@ async def test_a_handler_can_close_its_own_batcher(kind: Kind) -> None:
             if request.item == "last":
                 await batcher.aclose()
 
-    batcher = of(handler, kind)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(of(handler, kind)) as (batcher, call, _):
         assert await kind.ask(call, "first") == "first"
         assert await kind.ask(call, "last") == "last"
     assert batcher.statistics().state == "closed"

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, using
+from batching.scenes import Held, Recorder, launch, line_up, opening, outcome, plugged, using
 from shoal import DispatchReason
 
 
@@ -57,16 +57,15 @@ class Slow(Recorder):
     ],
 )
 async def test_the_earliest_deadline_goes_first(options, dues, expected, held):
-    batcher = shoal.Batcher(held, order="deadline", **options)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, order="deadline", **options) as (_, call, tasks):
         for item, due in dues.items():
             await line_up(tasks, call.options(timeout_s=due)(item))
     assert held.batches[1:] == expected
 
 
 async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held: Held) -> None:
-    batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
-    async with plugged(held, batcher) as (call, tasks):
+    options: Any = {"order": "deadline", "priority_levels": 2, "priority_aging_s": None}
+    async with plugged(held, **options) as (_, call, tasks):
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
             asking = call.options(priority=priority, timeout_s=due)
             await line_up(tasks, asking((priority, due)))
@@ -78,8 +77,7 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held
 
 async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
     handler = Slow(1)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, batch_wait_timeout_s=None) as (batcher, call, tasks):
         callers = await line_up(tasks, call("no deadline"))
         await anyio.sleep(2)
         callers += await line_up(tasks, call.options(timeout_s=8)("due"))
@@ -93,8 +91,7 @@ async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured
 async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
     times = cycle([3.9, 4.0, 4.1])
     handler = Slow(lambda size: next(times))
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, batch_wait_timeout_s=60) as (batcher, call, tasks):
         for _ in range(40):  # the longer it is known, the later it can leave
             await line_up(tasks, call("before"))
             batcher.flush()
@@ -138,10 +135,9 @@ async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_
 
 async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> None:
     handler = Slow(0)
-    batcher = shoal.Batcher(
+    async with opening(
         handler, batch_wait_timeout_s=None, preferred_batch_sizes=(4,), request_timeout_s=10
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    ) as (_, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
     assert [caller.outcome for caller in callers] == [1, 2]
     assert handler.reasons == [DispatchReason.DEADLINE]
@@ -178,13 +174,13 @@ async def test_without_the_option_the_scope_only_ends_the_call() -> None:
 
 
 async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", use_scope_deadline=True)
+    options: Any = {"max_batch_size": 1, "order": "deadline", "use_scope_deadline": True}
 
     async def within(scope_s: float, call: Any, item: Any) -> Any:
         with anyio.fail_after(scope_s):
             return await call(item)
 
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **options) as (_, call, tasks):
         await line_up(
             tasks,
             within(8, call, "scope 8"),
@@ -200,8 +196,7 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: 
 
 async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
     handler = Slow(4)
-    batcher = shoal.Batcher(handler, max_batch_size=1, refuse_late=True)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, max_batch_size=1, refuse_late=True) as (batcher, call, tasks):
         callers = await launch(tasks, call.options(timeout_s=9)("not measured yet"))
         callers += await line_up(tasks, call.options(timeout_s=9)("not known either"))
         await anyio.sleep(10)

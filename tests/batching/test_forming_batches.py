@@ -10,7 +10,17 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, slots_of, using
+from batching.scenes import (
+    Held,
+    Recorder,
+    launch,
+    line_up,
+    opening,
+    outcomes,
+    settle,
+    slots_of,
+    using,
+)
 from closed_loops import RUN_S, STEPS, THINK_S, Sizes, think
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
@@ -46,10 +56,7 @@ async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next(recorder: Rec
 
 
 async def test_tr27_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up(held):
-    async with (
-        shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=100) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(held, batch_wait_timeout_s=1, max_batch_size=100) as (_, call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(2)
         for item in range(1, 6):
@@ -91,10 +98,7 @@ async def test_callers_that_come_again_at_once_travel_together(recorder: Recorde
 
 
 async def test_a_wait_of_none_waits_until_the_batch_is_full(recorder: Recorder) -> None:
-    async with (
-        shoal.Batcher(recorder, batch_wait_timeout_s=None, max_batch_size=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(recorder, batch_wait_timeout_s=None, max_batch_size=3) as (_, call, tasks):
         await line_up(tasks, call(0), call(1))
         await anyio.sleep(80_000)
         assert recorder.batches == []
@@ -103,10 +107,7 @@ async def test_a_wait_of_none_waits_until_the_batch_is_full(recorder: Recorder) 
 
 
 async def test_the_order_of_arrival_holds(held: Held) -> None:
-    async with (
-        shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(held, max_batch_size=3, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(10)))
         await callers[4].gone()
         held.gate.set()
@@ -125,8 +126,7 @@ async def test_so_many_batches_run_at_once(slots: int, held: Held) -> None:
 
 
 async def test_a_flush_sends_what_is_in_the_queue_now(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, batch_wait_timeout_s=None) as (batcher, call, tasks):
         await line_up(tasks, call(0), call(1))
         batcher.flush()
         await settle()
@@ -148,8 +148,7 @@ async def test_a_flush_of_nothing_is_not_kept_for_later(recorder: Recorder) -> N
 
 
 async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one(held: Held) -> None:
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, batch_wait_timeout_s=None, max_batch_size=2) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(3)))
         batcher.flush()
         await callers[2].gone()
@@ -179,10 +178,7 @@ async def test_a_full_batch_begins_before_the_callers_of_the_last_one_go_on(slot
         await call(number)
         events.append(("has a result", number))
 
-    async with (
-        shoal.Batcher(handler, max_batch_size=2, max_concurrent_batches=slots) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, max_batch_size=2, max_concurrent_batches=slots) as (_, call, tasks):
         for number in range(2 * slots):
             tasks.start_soon(caller, call, number)
         await anyio.sleep(0.5)
@@ -241,10 +237,9 @@ async def test_opening_makes_one_slot_whatever_the_bound(bound: int | None) -> N
 @pytest.mark.parametrize("bound", [MANY, None])
 @pytest.mark.parametrize("wait_s", [0, None])
 async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s, held):
-    batcher = shoal.Batcher(
+    async with opening(
         held, max_batch_size=1, max_concurrent_batches=bound, batch_wait_timeout_s=wait_s
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    ) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(100)))
         assert batcher.statistics().batches_running == 100
         assert slots_of(batcher) == 101
@@ -274,8 +269,7 @@ async def test_without_a_bound_a_queue_of_no_length_admits_all(held: Held) -> No
 
 
 async def test_the_bound_on_batches_can_be_lifted_and_set_again_while_they_run(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=1) as (batcher, call, tasks):
         await launch(tasks, *map(call, range(20)))
         assert batcher.statistics().batches_running == 1
         batcher.configure(max_concurrent_batches=None)

@@ -18,7 +18,7 @@ import pytest
 import trio
 
 import shoal
-from batching.scenes import Held, launch, plugged, using
+from batching.scenes import Held, launch, opening, plugged, using
 from handlers import echo
 from shoal.core.forming.former import Former
 from shoal.core.request import Request
@@ -115,8 +115,7 @@ async def test_who_comes_behind_a_busy_slot_wakes_nobody() -> None:
 
 @pytest.mark.parametrize("wait_s", [60.0, None])
 async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(wait_s):
-    batcher = shoal.Batcher(echo, max_batch_size=8, batch_wait_timeout_s=wait_s)
-    async with using(batcher) as (call, tasks):
+    async with opening(echo, max_batch_size=8, batch_wait_timeout_s=wait_s) as (_, call, tasks):
         await settle()
         with watched() as activity:
             for item in range(7):
@@ -129,8 +128,7 @@ async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(wait_s)
 
 
 async def test_a_window_that_ends_wakes_the_slot_once() -> None:
-    batcher = shoal.Batcher(echo, max_batch_size=8, batch_wait_timeout_s=60.0)
-    async with using(batcher) as (call, tasks):
+    async with opening(echo, max_batch_size=8, batch_wait_timeout_s=60.0) as (_, call, tasks):
         await settle()
         with watched() as activity:
             for item in range(4):
@@ -148,8 +146,7 @@ MOST_BYTES = 600
 
 async def test_a_hundred_thousand_requests_wait_and_are_answered() -> None:
     held = Held(lambda item: 2 * item)
-    batcher = shoal.Batcher(held, max_batch_size=1000)
-    async with using(batcher) as (call, tasks):
+    async with opening(held, max_batch_size=1000) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call.map(range(MANY)))
         assert batcher.statistics().queued == MANY - 1000
         held.gate.set()
@@ -195,7 +192,7 @@ async def test_callers_that_come_and_go_behind_a_busy_slot_leave_nothing_behind(
         return sum(type(found) is Request for found in gc.get_objects())
 
     before = requests_alive()
-    async with plugged(held, shoal.Batcher(held)) as (call, tasks):
+    async with plugged(held) as (_, call, tasks):
         tasks.start_soon(call, 1)
         for _ in range(2000):
             with anyio.move_on_after(1):

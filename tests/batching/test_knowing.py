@@ -10,7 +10,18 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, plugged, settle
+from batching.scenes import (
+    Held,
+    Recorder,
+    launch,
+    line_up,
+    opening,
+    outcome,
+    outcomes,
+    plugged,
+    running,
+    settle,
+)
 from shoal.core.request import Batch, DispatchReason
 
 
@@ -20,10 +31,7 @@ async def about(items: list[Any]) -> list[Any]:
 
 
 async def test_the_handler_knows_its_batch_and_its_requests_in_order() -> None:
-    async with (
-        shoal.Batcher(about, max_batch_size=2, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(about, max_batch_size=2, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(
             tasks, call("a"), call.options(metadata={"user": 1})("b"), call("c")
         )
@@ -35,9 +43,7 @@ async def test_the_handler_knows_its_batch_and_its_requests_in_order() -> None:
 
 
 async def test_the_reason_says_why_the_batch_was_dispatched() -> None:
-    batcher = shoal.Batcher(about, max_batch_size=2, batch_wait_timeout_s=1)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(about, max_batch_size=2, batch_wait_timeout_s=1) as (batcher, call, tasks):
         (timer,) = await line_up(tasks, call("timer"))
         await anyio.sleep(2)
         (flush,) = await line_up(tasks, call("flush"))
@@ -100,8 +106,7 @@ async def test_two_batches_at_once_know_each_their_own() -> None:
         await gate.wait()
         return [request.item for request in shoal.current_batch().requests]
 
-    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, max_batch_size=1, max_concurrent_batches=2) as (_, call, tasks):
         callers = await launch(tasks, call("a"), call("b"))
         gate.set()
     assert [caller.outcome for caller in callers] == ["a", "b"]
@@ -165,10 +170,9 @@ async def test_statistics_say_where_every_request_is() -> None:
 
 
 async def test_the_scheduling_capacity_is_what_would_start_at_once(held: Held) -> None:
-    batcher = shoal.Batcher(
+    async with opening(
         held, max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=None
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    ) as (batcher, call, tasks):
         assert batcher.statistics().scheduling_capacity == 8
         await line_up(tasks, *map(call, range(3)))
         assert batcher.statistics().scheduling_capacity == 5
@@ -203,9 +207,8 @@ async def test_wait_and_run_times_are_measured_in_seconds() -> None:
 
 
 async def test_a_batcher_says_where_its_batches_are(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    assert batcher.stacks() == []
-    async with plugged(held, batcher, 1):
+    assert shoal.Batcher(held).stacks() == []
+    async with plugged(held) as (batcher, _, _):
         (stack,) = batcher.stacks()
         assert "await self.gate.wait()" in stack
 

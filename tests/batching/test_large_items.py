@@ -15,6 +15,7 @@ from batching.scenes import (
     Recorder,
     launch,
     line_up,
+    opening,
     outcome,
     outcomes,
     outcomes_in_order,
@@ -81,10 +82,9 @@ async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
 
 async def test_the_room_is_that_of_the_items_own_bucket() -> None:
     handler = Recorder(upper)
-    batcher = shoal.Batcher(
+    async with opening(
         handler, **SPLIT, batch_wait_timeout_s=1, bucket_by=lambda text: text.islower()
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    ) as (_, call, tasks):
         await line_up(tasks, call("ab"))
         await line_up(tasks, call("WXY"))
         await line_up(tasks, call("cdef"))
@@ -166,8 +166,7 @@ async def test_a_broken_join_fails_its_caller_alone(recorder: Recorder) -> None:
 
 
 async def test_a_queue_without_room_for_all_parts_takes_none(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT, max_queued_requests=2)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **SPLIT, max_queued_requests=2) as (batcher, call, tasks):
         assert isinstance(await outcome(call("abcdefghij")), shoal.errors.Overloaded)
         assert batcher.statistics().queued == 0
         (caller,) = await line_up(tasks, call("abcdef"))
@@ -179,8 +178,7 @@ async def test_a_queue_without_room_for_all_parts_takes_none(held: Held) -> None
 
 
 async def test_who_leaves_takes_all_parts_along(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **SPLIT) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call("abcdefghij"))
         assert (batcher.statistics().running, batcher.statistics().queued) == (1, 2)
         await caller.gone()
@@ -191,8 +189,7 @@ async def test_who_leaves_takes_all_parts_along(held: Held) -> None:
 
 
 async def test_all_parts_have_the_deadline_of_their_item(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **SPLIT) as (batcher, call, tasks):
         (caller,) = await line_up(tasks, call.options(timeout_s=5)("abcdefghij"))
         await anyio.sleep(6)
         assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
@@ -234,8 +231,7 @@ async def test_streams_are_not_divided() -> None:
 
 
 async def test_a_map_is_joined_by_the_options_that_divided_it(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **SPLIT) as (batcher, call, tasks):
         (caller,) = await line_up(tasks, call.map(["abcdef", "gh"]))
         batcher.configure(split=None, join=None)
     assert caller.outcome == ["abcdef", "gh"]

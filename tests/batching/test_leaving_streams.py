@@ -11,7 +11,18 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Reader, Steps, line_up, read, read_all, settle, using
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Reader,
+    Steps,
+    line_up,
+    opening,
+    read,
+    read_all,
+    settle,
+    using,
+)
 from batching.sharing_scenes import A_MINUTE, WHOLE, opened, sharing
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.core.request import State
@@ -26,8 +37,7 @@ def pair_of(steps: Steps, **options: Any) -> Any:
 async def two_readers(**options: Any) -> AsyncGenerator[tuple[Steps, Any, Reader, Reader]]:
     """Two readers of one batch."""
     with Steps() as steps:
-        batcher = pair_of(steps, **options)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with opening(pair_of(steps, **options)) as (batcher, call, tasks):
             first, second = await read_all(tasks, call("a"), call("b"))
             yield steps, batcher, first, second
 
@@ -80,10 +90,7 @@ async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_
 
 
 async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nobody(steps):
-    async with (
-        pair_of(steps, cancel_abandoned=False) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(pair_of(steps, cancel_abandoned=False)) as (_, call, tasks):
         readers = await read_all(tasks, call("a"), call("b"))
         await settle()
         for reader in readers:
@@ -165,10 +172,8 @@ async def test_a_reader_that_breaks_out_of_its_block_leaves_the_stream(how, step
 
 
 async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on(steps: Steps) -> None:
-    async with (
-        pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
+    async with using(batcher) as (call, tasks):
         slow = call("slow")
         await slow.__aenter__()
         (fast,) = await read_all(tasks, call("fast"))
@@ -344,15 +349,8 @@ async def test_a_slow_reader_fails_alone():
 
 
 async def test_a_lone_slow_reader_ends_the_stream():
-    async with (
-        sharing("steps", calls=1, stream_buffer=1, slow_reader_timeout_s=2) as (
-            handler,
-            _,
-            call,
-            _,
-        ),
-        call("a") as slow,
-    ):
+    slow_s: Any = {"stream_buffer": 1, "slow_reader_timeout_s": 2}
+    async with sharing("steps", calls=1, **slow_s) as (handler, _, call, _), call("a") as slow:
         await anyio.sleep(20)
         assert handler.cancelled == 1
         with pytest.raises(SlowReader):

@@ -15,6 +15,7 @@ from batching.scenes import (
     Recorder,
     Refusing,
     launch,
+    opening,
     outcomes,
     settle,
     using,
@@ -93,8 +94,7 @@ async def test_a_batch_that_needs_no_wait_has_its_own_reason() -> None:
 
 
 async def test_a_window_that_ends_after_the_limit_is_kept(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=2, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, batch_wait_timeout_s=2, limit=EVERY_SECOND) as (_, call, tasks):
         await launch(tasks, call(0))
         await anyio.sleep(2.5)
         await launch(tasks, call(1))
@@ -106,8 +106,7 @@ async def test_a_window_that_ends_after_the_limit_is_kept(recorder: Recorder) ->
 
 
 async def test_a_deadline_ends_a_call_that_waits_for_the_limit(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, limit=Limit(batches_per_s=0.1))
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, limit=Limit(batches_per_s=0.1)) as (_, call, tasks):
         await call(0)
         late, other = await launch(tasks, call.options(timeout_s=2)(1), call(2))
         await anyio.sleep(3)
@@ -132,10 +131,9 @@ async def test_a_flush_does_not_exceed_the_limit(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("graceful_s", [2.5, 20])
 async def test_closing_waits_for_the_limit_but_no_longer_than_it_may(graceful_s, recorder):
-    batcher = shoal.Batcher(
+    async with opening(
         recorder, max_batch_size=1, limit=EVERY_SECOND, graceful_shutdown_timeout_s=graceful_s
-    )
-    async with using(batcher) as (call, tasks):
+    ) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(5)))
         counts = await batcher.aclose()
     ended = [caller.outcome for caller in callers]
@@ -149,8 +147,7 @@ async def test_closing_waits_for_the_limit_but_no_longer_than_it_may(graceful_s,
 @pytest.mark.parametrize("overload", ["reject", "wait"])
 async def test_the_bound_of_the_queue_holds_though_slots_are_idle(overload, recorder):
     options: Any = {"max_queued_requests": 3, "overload": overload}
-    batcher = shoal.Batcher(recorder, **CALLS, **options, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, **CALLS, **options, limit=EVERY_SECOND) as (batcher, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         callers = await launch(tasks, *(call(n) for n in range(2, 8)))
@@ -208,8 +205,7 @@ CHANGES: dict[str, tuple[Limit | None, float]] = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_applies_to_requests_that_wait(change: str, recorder: Recorder) -> None:
     limit, starts_at = CHANGES[change]
-    batcher = shoal.Batcher(recorder, limit=Limit(batches_per_s=0.1))
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, limit=Limit(batches_per_s=0.1)) as (batcher, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         await anyio.sleep(1)
@@ -294,8 +290,7 @@ async def test_a_number_is_not_a_limit() -> None:
 
 async def test_a_cost_beyond_all_numbers_blocks_and_breaks_nothing(recorder: Recorder) -> None:
     options: Any = {"batch_size_fn": lambda n: n, "max_batch_size": 10**500}
-    batcher = shoal.Batcher(recorder, **options, limit=Limit(cost_per_min=1))
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, **options, limit=Limit(cost_per_min=1)) as (batcher, call, tasks):
         assert await call(10**400) == 10**400
         callers: list[Caller] = await launch(tasks, call.options(timeout_s=5)(1))
         await anyio.sleep(6)

@@ -8,7 +8,18 @@ import pytest
 
 import shoal
 from batching.open_scenes import ORDERS, Kind, Taker
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, settle, using
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Caller,
+    launch,
+    line_up,
+    opening,
+    outcome,
+    running,
+    settle,
+    using,
+)
 from batching.test_idle import HOUR_S, watched
 from batching.test_kept_alive import calls, found_after, leaves, reads
 from shoal import DispatchReason
@@ -60,9 +71,7 @@ async def test_ts4_ts5_what_ends_a_batch(kind, how, reason, closed_at):
         how, {"batch_wait_timeout_s": None}
     )
     size = 2 if how == "full" else 9
-    batcher = of(handler, kind, max_batch_size=size, **options)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(of(handler, kind, max_batch_size=size, **options)) as (batcher, call, tasks):
         callers = await kind.line_up(tasks, call, 0)
         await anyio.sleep(1)
         callers += await kind.launch(tasks, call, 1)
@@ -146,8 +155,7 @@ async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left(
 @pytest.mark.parametrize("settles", [True, False])
 async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> None:
     handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=None)) as (batcher, call, tasks):
         await settle()
         caller = Caller(kind.ask(call, 1))
         tasks.start_soon(caller.run)
@@ -170,10 +178,9 @@ async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> No
 async def test_one_batch_at_a_time_has_the_queue_to_itself(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    batcher = of(
-        handler, kind, max_batch_size=2, max_concurrent_batches=2, batch_wait_timeout_s=None
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(
+        of(handler, kind, max_batch_size=2, max_concurrent_batches=2, batch_wait_timeout_s=None)
+    ) as (batcher, call, tasks):
         for item in range(5):
             await kind.launch(tasks, call, item)
         assert handler.batches == [[0, 1], [2, 3]]
@@ -269,8 +276,7 @@ async def test_a_handler_that_ends_early_fails_who_is_in_its_batch(kind: Kind, h
         if how == "raises":
             raise cause
 
-    batcher = of(handler, kind, batch_wait_timeout_s=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=10)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, 0, 1, 2)
         assert callers[0].outcome == "answered"
         go.set()
@@ -569,8 +575,7 @@ async def test_the_batch_tells_about_itself(kind: Kind) -> None:
     async def in_a_task(batch_id: int) -> None:
         assert shoal.current_batch().id == batch_id
 
-    batcher = of(handler, kind, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=None)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, "a")
         callers += await kind.launch(tasks, call, "b")
         batcher.flush()
@@ -647,8 +652,7 @@ async def test_who_has_left_can_be_answered_in_vain(kind: Kind) -> None:
         done.append(True)
 
     done: list[bool] = []
-    batcher = of(handler, kind, batch_wait_timeout_s=9)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=9)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, 0)
         callers += await kind.line_up(tasks, call, 1)
         await anyio.sleep(1)

@@ -13,7 +13,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import shoal
-from batching.scenes import outcome, settle
+from batching.scenes import opening, outcome, settle
 from shoal.batching.open_relay import OpenRelay
 
 pool: ContextVar[str] = ContextVar("pool")
@@ -297,10 +297,7 @@ async def test_only_an_item_without_its_end_is_passed_on_at_once():
             assert await anext(stream) == "last"
             assert stream.is_finished
 
-    async with (
-        handler_elsewhere(send, relays, stop) as call,
-        anyio.create_task_group() as readers,
-    ):
+    async with opening(handler_elsewhere(send, relays, stop)) as (_, call, readers):
         readers.start_soon(reader)
         await pass_on()
         [(number, _, _)] = said[0].joined

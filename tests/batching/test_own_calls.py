@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, read_all, settle, using
+from batching.scenes import opening, outcome, read_all, settle, using
 from conformance.replica_scenes import served
 from shoal.batching.handlers import handler
 
@@ -118,8 +118,7 @@ async def test_a_task_that_outlives_the_handler_may_call() -> None:
             await settle()
         return items
 
-    batcher = shoal.Batcher(handler)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler) as (batcher, call, tasks):
         assert await call(0) == 0
     assert got == [1]
 

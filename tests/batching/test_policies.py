@@ -13,6 +13,7 @@ from batching.scenes import (
     Recorder,
     launch,
     line_up,
+    opening,
     outcomes,
     outcomes_in_order,
     plugged,
@@ -36,8 +37,7 @@ def itself(item: Any) -> Any:
 
 
 async def test_the_wait_ends_when_nobody_came_for_the_idle_time(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, max_batch_size=9, idle_timeout_s=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, max_batch_size=9, idle_timeout_s=2) as (batcher, call, tasks):
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
@@ -47,8 +47,7 @@ async def test_the_wait_ends_when_nobody_came_for_the_idle_time(recorder: Record
 
 
 async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, idle_timeout_s=2, batch_wait_timeout_s=4)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, idle_timeout_s=2, batch_wait_timeout_s=4) as (_, call, tasks):
         for item in range(4):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
@@ -176,8 +175,7 @@ async def test_tx10_only_requests_with_equal_keys_share_a_batch(recorder: Record
 
 
 async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first(held):
-    batcher = shoal.Batcher(held, max_batch_size=3, bucket_by=by_tens)
-    async with plugged(held, batcher, 0) as (call, tasks):
+    async with plugged(held, 0, max_batch_size=3, bucket_by=by_tens) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, [31, 11, 32, 21, 12, 33, 34]))
         callers[0].leave()  # then 11 is the oldest
     assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
@@ -395,8 +393,7 @@ class Newest(WholeQueuePolicy):
 
 
 async def test_a_rule_of_ones_own_forms_the_batches(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2, policy=Newest)
-    async with plugged(held, batcher, 0) as (call, tasks):
+    async with plugged(held, 0, max_batch_size=2, policy=Newest) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         callers[3].leave()
     assert held.batches == [[0], [5, 3], [2, 1]]

@@ -14,7 +14,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
-from batching.scenes import OfUnhashableKind, Records, outcomes, outcomes_in_order
+from batching.scenes import OfUnhashableKind, Records, opening, outcomes, outcomes_in_order
 from shoal.testing import settle
 
 
@@ -362,8 +362,7 @@ async def test_what_is_declined_while_a_batcher_closes_is_counted_apart(caplog):
         await go.wait()
         return await plain(items)
 
-    batcher = shoal.Batcher(handler, max_batch_size=9)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, max_batch_size=9) as (batcher, call, tasks):
         tasks.start_soon(partial(call.map, ["no", "bad", "fine"], return_exceptions=True))
         await began.wait()
         tasks.start_soon(batcher.aclose)

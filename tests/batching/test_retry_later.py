@@ -16,6 +16,7 @@ from batching.scenes import (
     Records,
     Refusing,
     launch,
+    opening,
     outcome,
     outcomes,
     read,
@@ -134,8 +135,7 @@ async def test_others_are_not_bound_by_its_number_of_tries() -> None:
 @pytest.mark.parametrize("run_s", [0, 3])
 async def test_a_request_whose_time_ends_first_fails(way: str, run_s: float) -> None:
     handler = Refusing([RetryLater(10)], run_s)
-    batcher = shoal.Batcher(handler, **PAIRS)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS) as (batcher, call, tasks):
         late, other = await launch(tasks, call.options(**{way: 4})(0), call(1))
         await anyio.sleep(5)
         assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
@@ -159,8 +159,7 @@ async def test_a_queue_timeout_that_ended_in_the_handler_fails_a_request_that_co
 async def test_a_request_is_delayed_only_once() -> None:
     handler = Refusing([None, RetryLater(2)], run_s=1)
     policy = shoal.QueuePolicy(timeout_s=0.5, timeout_action="delay")
-    batcher = shoal.Batcher(handler, max_batch_size=1, default_queue_policy=policy)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, max_batch_size=1, default_queue_policy=policy) as (_, call, tasks):
         await launch(tasks, call(0), call(1))
         await anyio.sleep(1.25)
         await launch(tasks, call(2))  # is delayed, and later than the one before
@@ -170,8 +169,7 @@ async def test_a_request_is_delayed_only_once() -> None:
 
 async def test_a_caller_may_leave_in_the_pause() -> None:
     handler = Refusing([RetryLater(10)])
-    batcher = shoal.Batcher(handler, **PAIRS)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS) as (batcher, call, tasks):
         first, second = await launch(tasks, call(0), call(1))
         await anyio.sleep(1)
         await first.gone()
@@ -263,8 +261,7 @@ async def test_the_callers_of_an_open_batch_get_it(fill: Any) -> None:
 @pytest.mark.parametrize("graceful_s", [3, 20])
 async def test_closing_waits_for_the_pause_but_no_longer_than_it_may(graceful_s: float) -> None:
     handler = Refusing([RetryLater(10)])
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=graceful_s)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, graceful_shutdown_timeout_s=graceful_s) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         await batcher.aclose()
     if graceful_s == 20:
@@ -276,8 +273,7 @@ async def test_closing_waits_for_the_pause_but_no_longer_than_it_may(graceful_s:
 
 async def test_a_handler_that_always_raises_does_not_keep_a_batcher_from_closing() -> None:
     handler = Refusing(RetryLater(0.25) for _ in range(1000))
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=3)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, graceful_shutdown_timeout_s=3) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         await batcher.aclose()
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
@@ -287,8 +283,7 @@ async def test_a_handler_that_always_raises_does_not_keep_a_batcher_from_closing
 @pytest.mark.parametrize("in_closing", [True, False])
 async def test_a_batch_does_not_come_back_to_a_queue_that_was_dropped(in_closing: bool) -> None:
     handler = Refusing([RetryLater(1)], run_s=2)
-    batcher = shoal.Batcher(handler, drop_queued_on_shutdown=True)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, drop_queued_on_shutdown=True) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         if in_closing:
             await batcher.aclose()
@@ -305,8 +300,7 @@ async def test_a_shielded_handler_that_raises_it_after_the_end_fails_its_callers
             await anyio.sleep(5)
         raise RetryLater(1)
 
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=1)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, graceful_shutdown_timeout_s=1) as (batcher, call, tasks):
         callers = await launch(tasks, call(0), call(1))
         await batcher.aclose()
     assert all(isinstance(caller.outcome, shoal.errors.BatcherClosed) for caller in callers)
@@ -348,8 +342,7 @@ async def test_equal_calls_share_a_request_that_runs_again() -> None:
 async def test_a_request_that_no_longer_fits_when_it_comes_back_fails() -> None:
     handler = Refusing([RetryLater(5)], run_s=1)
     options: Any = {"max_batch_size": 9, "batch_size_fn": float, "batch_wait_timeout_s": None}
-    batcher = shoal.Batcher(handler, **options)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **options) as (batcher, call, tasks):
         large, small = await launch(tasks, call(6), call(3))
         batcher.configure(max_batch_size=5)
         await anyio.sleep(2)
@@ -369,8 +362,7 @@ async def test_a_request_that_no_longer_fits_when_it_comes_back_fails() -> None:
 )
 async def test_options_may_change_while_a_batch_is_out(changes: Any) -> None:
     handler = Refusing([RetryLater(5)], run_s=1)
-    batcher = shoal.Batcher(handler, **PAIRS)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(6)))
         batcher.configure(**changes, batch_wait_timeout_s=0)
     assert [caller.outcome for caller in callers] == [*range(6)]
@@ -380,8 +372,7 @@ async def test_options_may_change_while_a_batch_is_out(changes: Any) -> None:
 
 async def test_a_full_queue_takes_a_batch_back() -> None:
     handler = Refusing([RetryLater(5)], run_s=1)
-    batcher = shoal.Batcher(handler, **PAIRS, max_queued_requests=2)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS, max_queued_requests=2) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(4)))
         await anyio.sleep(2)
         assert batcher.statistics().queued == 4

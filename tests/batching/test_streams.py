@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, OfUnhashableKind, Reader, Steps, read_all, settle
+from batching.scenes import PENDING, OfUnhashableKind, Reader, Steps, opening, read_all, settle
 
 
 async def count(items: list[int]) -> AsyncIterator[list[Any]]:
@@ -64,8 +64,7 @@ async def test_items_arrive_as_they_are_made(steps: Steps) -> None:
 
 @pytest.mark.parametrize("mark", [shoal.END, StopIteration, StopAsyncIteration])
 async def test_an_end_mark_ends_that_stream_alone(mark: Any, steps: Steps) -> None:
-    batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as (_, call, tasks):
         first, second = await read_all(tasks, call("a"), call("b"))
         steps.step(1, 2)
         steps.step(mark, 3)

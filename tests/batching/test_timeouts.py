@@ -20,6 +20,7 @@ from batching.scenes import (
     Steps,
     launch,
     line_up,
+    opening,
     outcome,
     read_all,
     settle,
@@ -29,8 +30,7 @@ from time_limits import HANG_S
 
 
 async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler(recorder):
-    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, batch_wait_timeout_s=1) as (batcher, call, tasks):
         callers = await line_up(tasks, *map(call, range(4)))
         callers[0].leave()
         await callers[2].gone()
@@ -71,8 +71,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates(hel
         requests.extend(shoal.current_batch().requests)
         return await held(items)
 
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, batch_wait_timeout_s=1, max_batch_size=3) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(3)))
         await callers[1].gone()
         assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
@@ -86,8 +85,7 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates(hel
 
 
 async def test_ru13_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_free(held):
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, batch_wait_timeout_s=1, max_batch_size=2) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(2)))
         await callers[0].gone()
         assert held.cancelled == []
@@ -112,8 +110,7 @@ async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog, 
 @pytest.mark.parametrize("leavers", [1, 2])
 async def test_callers_may_leave_in_the_tick_in_which_their_results_are_ready(leave_first, leavers):
     held = Held()
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, batch_wait_timeout_s=1, max_batch_size=2) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(2)))
         if not leave_first:
             held.gate.set()
@@ -131,8 +128,7 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> 
     """Whoever is first, it is not both left and run, and the others are answered."""
     for leave_first in (True, False):
         held = Held()
-        batcher = shoal.Batcher(held, max_batch_size=1)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with opening(held, max_batch_size=1) as (batcher, call, tasks):
             callers = await launch(tasks, call(0))
             callers += await line_up(tasks, call(1), call(2))
             if leave_first:
@@ -150,10 +146,7 @@ async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> 
 
 async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in(recorder):
     """`batch_wait_timeout_s=None` waits until the batch is full, and one of them is not coming."""
-    async with (
-        shoal.Batcher(recorder, max_batch_size=3, batch_wait_timeout_s=None) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(recorder, max_batch_size=3, batch_wait_timeout_s=None) as (_, call, tasks):
         callers = await launch(tasks, call(0), call(1))
 
         async def arrive() -> None:
@@ -181,8 +174,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
         assert gate.wait(HANG_S)
         return items
 
-    batcher = shoal.Batcher(handler)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler) as (batcher, call, tasks):
         (first,) = await line_up(tasks, call(0))
         assert await anyio.to_thread.run_sync(started.wait, 10)
         await first.gone()
@@ -267,8 +259,7 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
 
 
 async def test_a_deadline_ends_a_stream_that_waits(steps: Steps) -> None:
-    batcher = shoal.Batcher(steps.handler)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(steps.handler) as (batcher, call, tasks):
         (reader,) = await read_all(tasks, call.options(timeout_s=5)("a"))
         steps.step(1)
         await anyio.sleep(6)
