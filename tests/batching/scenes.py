@@ -1,14 +1,15 @@
-"""Scenes that many tests play: callers that can be watched and made to leave, held handlers."""
+"""Scenes that many tests play: handlers that are held or noted, and batchers that are open."""
 
 from __future__ import annotations
 
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import anyio
 
 import shoal
+from batching.callers import *  # noqa: F403 - tests of other folders have all from here
+from batching.callers import launch
 from shoal.core.events import BatchObserver, BatchRecord
 from shoal.testing import settle as settle
 
@@ -16,73 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Awaitable,
         Callable,
         Iterable,
         Sequence,
     )
 
-    from anyio.abc import TaskGroup, TaskStatus
+    from anyio.abc import TaskGroup
 
     from shoal.core.request import Request
 
-PENDING: Any = "pending"
-LEFT: Any = "left"
 Opened: TypeAlias = "tuple[shoal.Batcher[Any], Any, TaskGroup]"
-
-
-class Caller:
-    """A task that makes one call."""
-
-    def __init__(self, awaitable: Awaitable[Any]) -> None:
-        self._awaitable = awaitable
-        self._scope = anyio.CancelScope()
-        self.outcome: Any = PENDING
-        self.ended_at: float | None = None
-
-    def leave(self) -> None:
-        self._scope.cancel()
-
-    async def gone(self) -> None:
-        """Leaves, and lets every task run until it waits."""
-        self.leave()
-        await settle()
-
-    async def leaves(self) -> None:
-        """Leaves when the task that this is made has its turn."""
-        self.leave()
-
-    async def run(self, *, task_status: TaskStatus[Caller] = anyio.TASK_STATUS_IGNORED) -> None:
-        with self._scope:
-            task_status.started(self)
-            try:
-                self.outcome = await self._awaitable
-            except Exception as error:
-                self.outcome = error
-            except BaseException:
-                self.outcome = LEFT
-                raise
-            finally:
-                self.ended_at = anyio.current_time()
-
-
-async def line_up(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
-    """Starts a caller for each awaitable; each has queued its request before the next one."""
-    return [await tasks.start(Caller(awaitable).run) for awaitable in awaitables]
-
-
-async def launch(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
-    """Starts callers in order, and lets every task run until it waits."""
-    callers = await line_up(tasks, *awaitables)
-    await settle()
-    return callers
-
-
-@asynccontextmanager
-async def using(batcher: shoal.Batcher[Any]) -> AsyncGenerator[tuple[Any, TaskGroup]]:
-    """Opens a batcher, and a task group for its callers."""
-    async with batcher as call, anyio.create_task_group() as tasks:
-        yield call, tasks
 
 
 @asynccontextmanager
@@ -108,26 +52,6 @@ async def plugged(held: Held, item: Any = "plug", **options: Any) -> AsyncGenera
         await launch(tasks, call(item))
         yield batcher, call, tasks
         held.gate.set()
-
-
-async def outcomes(*awaitables: Awaitable[Any]) -> list[Any]:
-    """Awaits all in the same tick, in any order; an exception stands for itself."""
-    callers = [Caller(awaitable) for awaitable in awaitables]
-    async with anyio.create_task_group() as tasks:
-        for caller in callers:
-            tasks.start_soon(caller.run)
-    return [caller.outcome for caller in callers]
-
-
-async def outcomes_in_order(*awaitables: Awaitable[Any]) -> list[Any]:
-    """Awaits all, in the queue in this order; needs a batcher that waits for batches to fill."""
-    async with anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *awaitables)
-    return [caller.outcome for caller in callers]
-
-
-async def outcome(awaitable: Awaitable[Any]) -> Any:
-    return (await outcomes(awaitable))[0]
 
 
 class Recorder:
@@ -232,56 +156,6 @@ class Steps:
                 yield slots
         finally:
             self.closed = True
-
-
-class Reader:
-    """A task that reads one stream to its end."""
-
-    def __init__(self, stream: shoal.ResultStream[Any]) -> None:
-        self.stream = stream
-        self.items: list[Any] = []
-        self._scope = anyio.CancelScope()
-        self.outcome: Any = PENDING
-
-    def leave(self) -> None:
-        self._scope.cancel()
-
-    async def gone(self) -> None:
-        """Leaves, and lets every task run until it waits."""
-        self.leave()
-        await settle()
-
-    async def run(self, *, task_status: TaskStatus[Reader]) -> None:
-        try:
-            with self._scope:
-                async with self.stream as stream:
-                    task_status.started(self)
-                    async for item in stream:
-                        self.items.append(item)
-                self.outcome = "end"
-            if self._scope.cancelled_caught:
-                self.outcome = LEFT
-        except Exception as error:
-            self.outcome = error
-
-
-async def read(stream: Any, into: list[Any] | None = None, most: float = math.inf) -> list[Any]:
-    """Reads a stream, or so many items of it; its error is the last item."""
-    got = [] if into is None else into
-    try:
-        async with stream:
-            async for item in stream:
-                got.append(item)
-                if len(got) == most:
-                    break
-    except Exception as error:
-        got.append(error)
-    return got
-
-
-async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
-    """Starts a reader for each stream; their requests are queued in this order."""
-    return [await tasks.start(Reader(stream).run) for stream in streams]
 
 
 class Records(BatchObserver):

@@ -8,23 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    outcomes,
-    plugged,
-    read_all,
-    running,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, line_up, outcome, outcomes, read_all
+from batching.scenes import Held, Recorder, Steps, opening, plugged, running, settle
 from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
 from shoal.errors import BatcherClosed, Overloaded
@@ -117,7 +102,7 @@ async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_onc
 
 
 async def test_a_stream_is_rejected_when_it_is_entered(steps: Steps) -> None:
-    async with using(bounded(steps.handler, 0, "reject")) as (call, tasks):
+    async with opening(bounded(steps.handler, 0, "reject")) as (_, call, tasks):
         (reader,) = await read_all(tasks, call("a"))
         await settle()
         late = call("b")
@@ -321,9 +306,8 @@ async def test_the_room_alone_says_how_many_batches_run() -> None:
 @pytest.mark.parametrize(("room_at", "started_at"), [(5, 5), (1, 3)], ids=["after", "within"])
 async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at: float) -> None:
     places, recorder = Places(0), Recorder()
-    async with using(
-        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3)
-    ) as (call, tasks):
+    options: Any = {"capacity": places, "batch_wait_timeout_s": 3}
+    async with opening(places.handler(recorder), **options) as (_, call, tasks):
         await line_up(tasks, call(1))
         await anyio.sleep(room_at)
         places.change(1)

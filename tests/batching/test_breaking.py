@@ -9,7 +9,8 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, Recorder, launch, line_up, opening, outcome, plugged, settle
+from batching.callers import launch, line_up, outcome
+from batching.scenes import Held, Recorder, opening, plugged, settle
 from handlers import echo
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -8,20 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    opening,
-    read_all,
-    running,
-    settle,
-)
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, read_all
+from batching.scenes import Held, Recorder, Steps, opening, running, settle
 from time_limits import HANG_S
 
 

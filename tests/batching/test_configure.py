@@ -10,20 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    PENDING,
-    Held,
-    Recorder,
-    Refusing,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    outcomes,
-    plugged,
-    read_all,
-    settle,
-)
+from batching.callers import PENDING, launch, line_up, outcome, outcomes, read_all
+from batching.scenes import Held, Recorder, Refusing, opening, plugged, settle
 from shoal import QueuePolicy, RetryLater
 
 

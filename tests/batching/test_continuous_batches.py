@@ -8,20 +8,9 @@ import anyio
 import pytest
 
 import shoal
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, outcome, read_all
 from batching.open_scenes import ORDERS, Kind, Server, Stepper
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    read_all,
-    running,
-    settle,
-    using,
-)
+from batching.scenes import opening, running, settle
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
@@ -142,7 +131,7 @@ async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None
         handler = Server(unary)
         handler.let_go(1, 2)
         size = 1 if first == "idle" else 2
-        async with using(of(handler, unary, max_batch_size=size)) as (call, tasks):
+        async with opening(of(handler, unary, max_batch_size=size)) as (_, call, tasks):
             if first != "idle":
                 await line_up(tasks, call(0))
             await settle()
@@ -494,7 +483,7 @@ async def test_the_items_of_a_step_are_sent_with_one_checkpoint() -> None:
         for request in joined:
             request.finish()
 
-    async with using(of(handler, Kind(streams=True), max_batch_size=10)) as (call, tasks):
+    async with opening(of(handler, Kind(streams=True), max_batch_size=10)) as (_, call, tasks):
         readers = await read_all(tasks, *map(call, range(10)))
     assert [reader.items for reader in readers] == [[item] for item in range(10)]
     assert passes <= 1
@@ -545,7 +534,7 @@ async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
         await batch.send({})
         good.finish()
 
-    async with using(of(handler, Kind(streams=True), max_batch_size=2)) as (call, tasks):
+    async with opening(of(handler, Kind(streams=True), max_batch_size=2)) as (_, call, tasks):
         readers = await read_all(tasks, call("good"), call("bad"))
     assert [(reader.items, reader.outcome) for reader in readers] == [([5], "end"), ([], "end")]
 

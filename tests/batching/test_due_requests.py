@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, opening, outcome, plugged, using
+from batching.callers import launch, line_up, outcome
+from batching.scenes import Held, Recorder, opening, plugged
 from shoal import DispatchReason
 
 
@@ -145,7 +146,7 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     handler = Slow(0)
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=60)) as (call, tasks):
+    async with opening(handler, batch_wait_timeout_s=60) as (_, call, tasks):
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
         urgent.leave()
@@ -224,7 +225,7 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
 
 async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
     handler = Slow(4)
-    async with using(shoal.Batcher(handler, max_batch_size=2, refuse_late=True)) as (call, tasks):
+    async with opening(handler, max_batch_size=2, refuse_late=True) as (_, call, tasks):
         await call.map([1, 2])
         callers = await launch(tasks, *map(call, range(2)))  # in the handler, for 4 s
         await anyio.sleep(1)

@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
+from batching.callers import launch, outcome, outcomes, read_all
+from batching.scenes import Held, Recorder, settle
 from handlers import echo
 
 

@@ -10,17 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    opening,
-    outcomes,
-    settle,
-    slots_of,
-    using,
-)
+from batching.callers import launch, line_up, outcomes
+from batching.scenes import Held, Recorder, opening, settle, slots_of
 from closed_loops import RUN_S, STEPS, THINK_S, Sizes, think
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
@@ -36,7 +27,7 @@ async def test_ru6_ru9_a_full_batch_leaves_at_once(size: int, recorder: Recorder
 
 
 async def test_the_wait_is_counted_from_the_arrival_of_the_oldest(recorder: Recorder) -> None:
-    async with using(shoal.Batcher(recorder, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(recorder, batch_wait_timeout_s=10) as (_, call, tasks):
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(4)
@@ -45,7 +36,7 @@ async def test_the_wait_is_counted_from_the_arrival_of_the_oldest(recorder: Reco
 
 
 async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next(recorder: Recorder) -> None:
-    async with using(shoal.Batcher(recorder, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(recorder, batch_wait_timeout_s=10) as (_, call, tasks):
         (oldest,) = await line_up(tasks, call(0))
         await anyio.sleep(4)
         arrived = anyio.current_time()
@@ -69,7 +60,7 @@ async def test_tr27_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up(h
 
 @pytest.mark.parametrize("busy_s", [3, 10, 12])
 async def test_the_time_behind_a_busy_slot_counts_for_the_wait(busy_s: float, held: Held) -> None:
-    async with using(shoal.Batcher(held, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(held, batch_wait_timeout_s=10) as (_, call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(10)
         arrived = anyio.current_time()
@@ -204,7 +195,7 @@ async def batches_in_a_row(run_s: float) -> int:
         await call(number)
         in_a_row.append(0)
 
-    async with using(shoal.Batcher(handler, max_batch_size=1)) as (call, tasks):
+    async with opening(handler, max_batch_size=1) as (_, call, tasks):
         for number in range(40):
             tasks.start_soon(caller, call, number)
     assert sum(in_a_row) == 40
@@ -260,9 +251,9 @@ async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill(recor
 
 
 async def test_without_a_bound_a_queue_of_no_length_admits_all(held: Held) -> None:
-    async with using(
-        shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0)
-    ) as (call, tasks):
+    async with opening(
+        held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0
+    ) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(50)))
         await held.release()
         assert [caller.outcome for caller in callers] == list(range(50))
@@ -310,9 +301,9 @@ async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bo
         await anyio.sleep(2)
         return items
 
-    async with using(
-        shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True)
-    ) as (call, tasks):
+    async with opening(
+        handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True
+    ) as (_, call, tasks):
         for _ in range(5):
             await call(0)
         busy = await line_up(tasks, *map(call, range(10)))

@@ -18,7 +18,8 @@ import pytest
 import trio
 
 import shoal
-from batching.scenes import Held, launch, opening, plugged, using
+from batching.callers import launch
+from batching.scenes import Held, opening, plugged
 from handlers import echo
 from shoal.core.forming.former import Former
 from shoal.core.request import Request
@@ -92,7 +93,7 @@ async def test_an_idle_batcher_does_nothing(handler: Any, slots: int, wait_s: fl
 
 
 async def test_a_running_batch_wakes_nobody() -> None:
-    async with using(shoal.Batcher(run_for_an_hour)) as (call, tasks):
+    async with opening(run_for_an_hour) as (_, call, tasks):
         tasks.start_soon(call, 1)
         await settle()
         with watched() as activity:
@@ -102,7 +103,7 @@ async def test_a_running_batch_wakes_nobody() -> None:
 
 async def test_who_comes_behind_a_busy_slot_wakes_nobody() -> None:
     batcher = shoal.Batcher(run_for_an_hour, max_batch_size=4, batch_wait_timeout_s=1.0)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         tasks.start_soon(call.map, range(4))
         await settle()
         with watched() as activity:

@@ -14,7 +14,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, launch, settle
+from batching.callers import launch
+from batching.scenes import Held, settle
 
 
 class Thing:

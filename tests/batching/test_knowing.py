@@ -10,18 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    outcomes,
-    plugged,
-    running,
-    settle,
-)
+from batching.callers import launch, line_up, outcome, outcomes
+from batching.scenes import Held, Recorder, opening, plugged, running, settle
 from shoal.core.request import Batch, DispatchReason
 
 

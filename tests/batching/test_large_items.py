@@ -8,21 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    outcomes,
-    outcomes_in_order,
-    plugged,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, line_up, outcome, outcomes, outcomes_in_order
+from batching.scenes import Held, Recorder, opening, plugged, settle
 
 
 def divide(text: str, room: float) -> list[str]:
@@ -70,7 +57,7 @@ async def test_parts_run_side_by_side_where_there_are_slots() -> None:
 
 async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     handler = Recorder(upper)
-    async with using(shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(handler, **SPLIT, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, call("abc"))
         callers += await launch(tasks, call("defghi"))
         assert handler.batches == [["abc", "d"], ["efgh"]]

@@ -11,18 +11,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Reader,
-    Steps,
-    line_up,
-    opening,
-    read,
-    read_all,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, Reader, line_up, read, read_all
+from batching.scenes import Steps, opening, settle
 from batching.sharing_scenes import A_MINUTE, WHOLE, opened, sharing
 from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.core.request import State
@@ -173,7 +163,7 @@ async def test_a_reader_that_breaks_out_of_its_block_leaves_the_stream(how, step
 
 async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on(steps: Steps) -> None:
     batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         slow = call("slow")
         await slow.__aenter__()
         (fast,) = await read_all(tasks, call("fast"))
@@ -221,7 +211,8 @@ async def test_a_dropped_stream_that_waits_in_the_queue_leaves_it(steps: Steps) 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
 async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch(steps: Steps) -> None:
-    async with using(pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)) as (call, tasks):
+    batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
+    async with opening(batcher) as (_, call, tasks):
         dropped = await call("a").__aenter__()
         (reader,) = await read_all(tasks, call("b"))
         for number in range(3):
@@ -416,7 +407,7 @@ async def test_requests_of_open_batches_are_shared(fill, streams):
             else:
                 request.finish(("result", request.item))
 
-    async with using(opened(handler, fill=fill, streams=streams)) as (call, tasks):
+    async with opening(opened(handler, fill=fill, streams=streams)) as (_, call, tasks):
         calls = [read(call(item)) if streams else call(item) for item in "aab"]
         callers = await line_up(tasks, *calls)
     assert sorted(items) == ["a", "b"]

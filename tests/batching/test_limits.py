@@ -8,18 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    PENDING,
-    Caller,
-    Held,
-    Recorder,
-    Refusing,
-    launch,
-    opening,
-    outcomes,
-    settle,
-    using,
-)
+from batching.callers import PENDING, Caller, launch, outcomes
+from batching.scenes import Held, Recorder, Refusing, opening, settle
 from shoal import Limit
 from shoal.core.forming.former import Former
 
@@ -59,7 +49,7 @@ async def test_a_batch_is_paid_for_before_the_next_one_starts(limit, most_cost, 
 
 
 async def test_requests_that_wait_for_the_limit_fill_the_batch(recorder: Recorder) -> None:
-    async with using(shoal.Batcher(recorder, limit=EVERY_SECOND)) as (call, tasks):
+    async with opening(recorder, limit=EVERY_SECOND) as (_, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         await anyio.sleep(0.5)
@@ -86,7 +76,7 @@ async def test_a_burst_spends_what_was_saved_up_for_as_long_as_it_says(recorder:
 
 async def test_a_batch_that_needs_no_wait_has_its_own_reason() -> None:
     busy = Refusing(run_s=3)
-    async with using(shoal.Batcher(busy, limit=EVERY_SECOND)) as (call, tasks):
+    async with opening(busy, limit=EVERY_SECOND) as (_, call, tasks):
         await launch(tasks, call(0))
         await launch(tasks, call(1))  # waits for the slot, for longer than for the limit
     assert busy.reasons == ["timer", "timer"]
@@ -119,7 +109,7 @@ async def test_a_deadline_ends_a_call_that_waits_for_the_limit(recorder: Recorde
 
 async def test_a_flush_does_not_exceed_the_limit(recorder: Recorder) -> None:
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         for number in range(2):
             await launch(tasks, call(number))
             batcher.flush()
@@ -163,7 +153,7 @@ async def test_the_bound_of_the_queue_holds_though_slots_are_idle(overload, reco
 
 async def test_callers_that_wait_for_room_fill_the_batch_when_the_limit_allows_it(recorder):
     batcher = shoal.Batcher(recorder, max_queued_requests=1, overload="wait", limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         await call(0)
         await launch(tasks, *(call(n) for n in range(1, 6)))
         assert (batcher.statistics().queued, batcher.statistics().parked) == (1, 4)
@@ -179,7 +169,7 @@ async def test_arrivals_do_not_wake_a_slot_that_waits_for_the_limit(monkeypatch)
         decisions += 1
         return decide(former, now)
 
-    async with using(shoal.Batcher(busy, max_batch_size=500, limit=EVERY_SECOND)) as (call, tasks):
+    async with opening(busy, max_batch_size=500, limit=EVERY_SECOND) as (_, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         monkeypatch.setattr(Former, "decide", counted)
@@ -254,7 +244,7 @@ async def test_streams_are_limited_too() -> None:
 
 async def test_a_batch_whose_callers_left_in_its_tick_is_not_paid_for(recorder: Recorder) -> None:
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=5, limit=Limit(batches_per_s=0.01))
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         (caller,) = await launch(tasks, call(0))
         caller.leave()
         batcher.flush()  # the slot may be woken before its caller is

@@ -7,19 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    running,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, line_up, outcome
+from batching.scenes import Held, Recorder, opening, running, settle
 
 
 async def test_the_results_come_in_the_order_of_the_items() -> None:
@@ -111,7 +100,7 @@ async def test_a_failed_batch_fails_its_items_alone() -> None:
 
 
 async def test_items_of_a_map_share_batches_with_other_calls(held: Held) -> None:
-    async with using(shoal.Batcher(held, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(held, batch_wait_timeout_s=1) as (_, call, tasks):
         await line_up(tasks, call("a"), call.map(["b", "c"]), call("d"))
         held.gate.set()
     assert held.batches == [["a", "b", "c", "d"]]

@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, settle
+from batching.callers import outcome
+from batching.scenes import settle
 from shoal import DispatchReason
 from shoal.core.events import Observers
 from shoal.statistics import BatchObserver, BatchRecord

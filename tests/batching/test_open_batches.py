@@ -7,19 +7,9 @@ import anyio
 import pytest
 
 import shoal
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, outcome
 from batching.open_scenes import ORDERS, Kind, Taker
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    running,
-    settle,
-    using,
-)
+from batching.scenes import opening, running, settle
 from batching.test_idle import HOUR_S, watched
 from batching.test_kept_alive import calls, found_after, leaves, reads
 from shoal import DispatchReason
@@ -45,7 +35,7 @@ async def test_ts1_ts6_the_handler_starts_with_the_first_request_and_gets_others
             came.append((anyio.current_time(), request.item))
             await kind.answer(request, request.item)
 
-    async with using(of(handler, kind, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=10)) as (_, call, tasks):
         callers = []
         for item in range(3):
             callers += await kind.launch(tasks, call, item)
@@ -140,7 +130,7 @@ async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left(
     unary = Kind(streams=False)
     for _ in range(ORDERS):
         batcher = of(Taker(unary), unary, batch_wait_timeout_s=None)
-        async with using(batcher) as (call, tasks):
+        async with opening(batcher) as (_, call, tasks):
             await settle()
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
@@ -223,7 +213,7 @@ async def test_a_handler_that_does_not_look_gets_those_who_did_not_leave(kind: K
         await anyio.sleep(20)
         given.extend([request.item async for request in batch])
 
-    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=5)) as (_, call, tasks):
         callers = await kind.launch(tasks, call, 0, 1, 2)
         callers[1].leave()
     assert given == [0, 2]
@@ -309,7 +299,7 @@ async def test_who_comes_in_the_tick_in_which_the_handler_ends_is_answered(kind,
 
     for _ in range(ORDERS):
         go = anyio.Event()
-        async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
+        async with opening(of(handler, kind, batch_wait_timeout_s=50)) as (_, call, tasks):
             (first,) = await kind.launch(tasks, call, 1)
             second = Caller(kind.ask(call, 2))
             if comes_first:
@@ -329,7 +319,7 @@ async def test_a_batch_whose_handler_has_ended_takes_nobody(kind: Kind) -> None:
         kept.append(batch)
         await kind.answer(await first_of(batch), batch.id)
 
-    async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=50)) as (_, call, tasks):
         assert await kind.ask(call, 1) == 1
         await settle()
         caller = Caller(kind.ask(call, 2))
@@ -369,7 +359,7 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(kind: Kind) -> None:
 
 async def test_the_handler_goes_on_while_others_can_still_join(kind: Kind) -> None:
     handler = Taker(kind)
-    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=5)) as (_, call, tasks):
         (first,) = await kind.launch(tasks, call, 0)
         first.leave()
         await anyio.sleep(2)
@@ -415,7 +405,8 @@ async def test_who_stands_behind_one_who_has_just_left_is_taken(options: Any) ->
     """Who leaves before the slot had its turn was counted when it was woken."""
     unary = Kind(streams=False)
     for _ in range(ORDERS):
-        async with using(of(Taker(unary), unary, max_batch_size=1, **options)) as (call, tasks):
+        batcher = of(Taker(unary), unary, max_batch_size=1, **options)
+        async with opening(batcher) as (_, call, tasks):
             await settle()
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
@@ -713,7 +704,7 @@ async def test_a_slot_lets_others_run_between_two_batches() -> None:
         ran = await call(1)
         behind.append(runs - ran)
 
-    async with using(shoal.Batcher(handler, fill="continuous", max_batch_size=1)) as (call, tasks):
+    async with opening(handler, fill="continuous", max_batch_size=1) as (_, call, tasks):
         for _ in range(100):
             tasks.start_soon(use, call)
     assert runs == 100

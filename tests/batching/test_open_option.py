@@ -13,7 +13,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import shoal
-from batching.scenes import opening, outcome, settle
+from batching.callers import outcome
+from batching.scenes import opening, settle
 from shoal.batching.open_relay import OpenRelay
 
 pool: ContextVar[str] = ContextVar("pool")

@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from batching.batched_model import Model
-from batching.scenes import outcomes
+from batching.callers import outcomes
 
 
 @shoal.batch

@@ -11,7 +11,8 @@ import pytest
 
 import shoal
 from batching.batched_model import Model
-from batching.scenes import Held, launch, line_up, outcome, outcomes, settle
+from batching.callers import launch, line_up, outcome, outcomes
+from batching.scenes import Held, settle
 
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 

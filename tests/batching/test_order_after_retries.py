@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Refusing, launch, opening, outcome, outcomes, settle
+from batching.callers import launch, outcome, outcomes
+from batching.scenes import Refusing, opening, settle
 from shoal import OpenBatch, RetryLater
 from shoal.batching.open_relay import OpenRelay
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy

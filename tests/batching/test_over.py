@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcomes, outcomes_in_order
+from batching.callers import line_up, outcomes, outcomes_in_order
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import opening, outcome, read_all, settle, using
+from batching.callers import outcome, read_all
+from batching.scenes import opening, settle
 from conformance.replica_scenes import served
 from shoal.batching.handlers import handler
 
@@ -263,7 +264,7 @@ async def test_a_handler_that_blocks_is_named_with_its_time(form, clock, caplog)
 
     handler: Any = {"unary": unary, "steps": steps, "open": by_request, "error": fails}[form]
     fill: Any = "open" if form == "open" else "closed"
-    async with using(shoal.Batcher(handler, name="embed", fill=fill)) as (call, tasks):
+    async with opening(handler, name="embed", fill=fill) as (_, call, tasks):
         if form == "steps":
             await read_all(tasks, call(1))
         else:

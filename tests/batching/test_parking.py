@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import LEFT, Held, launch, line_up, opening, plugged, settle
+from batching.callers import LEFT, launch, line_up
+from batching.scenes import Held, opening, plugged, settle
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.loops.parking import Parking
 from shoal.loops.this_loop import parking_of_this_loop

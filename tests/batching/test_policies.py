@@ -7,20 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    opening,
-    outcomes,
-    outcomes_in_order,
-    plugged,
-    read_all,
-    settle,
-    using,
-)
+from batching.callers import LEFT, launch, line_up, outcomes, outcomes_in_order, read_all
+from batching.scenes import Held, Recorder, opening, plugged, settle
 from shoal import BatchOptions, DispatchReason, Request
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 
@@ -56,7 +44,7 @@ async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait(recorder:
 
 
 async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again(held):
-    async with using(shoal.Batcher(held, max_batch_size=9, idle_timeout_s=2)) as (call, tasks):
+    async with opening(held, max_batch_size=9, idle_timeout_s=2) as (_, call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(2)
         await line_up(tasks, call(1))
@@ -237,7 +225,7 @@ async def test_streams_are_padded_too() -> None:
         yield [shoal.END, "more", ValueError("only of c"), "of nobody"]
 
     options = {"max_batch_size": 4, "batch_wait_timeout_s": 1, "allowed_batch_sizes": (4,)}
-    async with using(shoal.Batcher(handler, **options)) as (call, tasks):
+    async with opening(handler, **options) as (_, call, tasks):
         readers = await read_all(tasks, *map(call, "abc"))
     assert [reader.items for reader in readers] == [["a0"], ["b1", "more"], ["c2"]]
     assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]

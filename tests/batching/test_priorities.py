@@ -6,18 +6,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    Held,
-    Recorder,
-    line_up,
-    outcome,
-    outcomes,
-    plugged,
-    settle,
-)
+from batching.callers import LEFT, PENDING, Caller, line_up, outcome, outcomes
+from batching.scenes import Held, Recorder, plugged, settle
 
 THREE: dict[str, Any] = {"priority_levels": 3, "max_batch_size": 2}
 

@@ -14,7 +14,8 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
-from batching.scenes import OfUnhashableKind, Records, opening, outcomes, outcomes_in_order
+from batching.callers import outcomes, outcomes_in_order
+from batching.scenes import OfUnhashableKind, Records, opening
 from shoal.testing import settle
 
 

@@ -9,19 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Recorder,
-    Records,
-    Refusing,
-    launch,
-    opening,
-    outcome,
-    outcomes,
-    read,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, outcome, outcomes, read
+from batching.scenes import Recorder, Records, Refusing, opening
 from shoal import RetryLater
 from shoal.batching.running.requeueing import MOST_RETURNS
 from shoal.core.request import DispatchReason
@@ -46,7 +35,7 @@ async def test_a_batch_runs_again_after_the_time_and_its_callers_do_not_notice()
 
 async def test_no_other_batch_starts_in_that_time() -> None:
     handler = Refusing([None, RetryLater(5)], run_s=1)
-    async with using(shoal.Batcher(handler, **ANY_NUMBER)) as (call, tasks):
+    async with opening(handler, **ANY_NUMBER) as (_, call, tasks):
         await launch(tasks, call(0))
         await anyio.sleep(0.5)
         await launch(tasks, call(1))
@@ -180,7 +169,7 @@ async def test_a_caller_may_leave_in_the_pause() -> None:
 
 async def test_a_batch_without_callers_pauses_the_others() -> None:
     handler = Refusing([RetryLater(10)], run_s=1)
-    async with using(shoal.Batcher(handler, cancel_abandoned=False)) as (call, tasks):
+    async with opening(handler, cancel_abandoned=False) as (_, call, tasks):
         (caller,) = await launch(tasks, call(0))
         caller.leave()
         await launch(tasks, call(1))
@@ -331,7 +320,7 @@ async def test_an_isolated_half_runs_again_later_and_the_other_one_at_once() -> 
 
 async def test_equal_calls_share_a_request_that_runs_again() -> None:
     handler = Refusing([RetryLater(5)])
-    async with using(shoal.Batcher(handler, dedupe=True)) as (call, tasks):
+    async with opening(handler, dedupe=True) as (_, call, tasks):
         callers = await launch(tasks, call("a"), call("a"))
         await anyio.sleep(1)
         callers += await launch(tasks, call("a"))
@@ -398,7 +387,7 @@ async def test_observers_learn_how_many_requests_went_back() -> None:
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
     records = Records()
     batcher.observers.add(records)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(3)))
         callers[0].leave()
     first, second = records.records

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, plugged
+from batching.callers import LEFT, PENDING, launch, line_up, outcome
+from batching.scenes import Held, Recorder, plugged
 
 
 class Stubborn:

@@ -11,18 +11,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Caller,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcome,
-    outcomes,
-    outcomes_in_order,
-    settle,
-    using,
-)
+from batching.callers import Caller, launch, line_up, outcome, outcomes, outcomes_in_order
+from batching.scenes import Held, Recorder, opening, settle
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.timers import Overdue
 from time_limits import HANG_S
@@ -284,7 +274,7 @@ async def test_a_generator_that_goes_on_for_nobody_lets_others_run() -> None:
             await anyio.lowlevel.checkpoint()
             turns += reader_left
 
-    async with using(shoal.Batcher(handler, cancel_abandoned=False)) as (call, tasks):
+    async with opening(handler, cancel_abandoned=False) as (_, call, tasks):
         async with call(1) as stream:
             await anext(stream)
         reader_left = True
@@ -413,7 +403,7 @@ async def test_a_plain_generator_may_call_another_batched_function() -> None:
 
 
 async def test_a_call_that_is_refused_is_a_checkpoint_too(held: Held) -> None:
-    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
+    async with opening(held, max_batch_size=1, max_queued_requests=1) as (_, call, tasks):
         await launch(tasks, call(1))
         await line_up(tasks, call(2))
         with anyio.CancelScope() as scope:

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome, outcomes, read_all, settle
+from batching.callers import line_up, outcome, outcomes, read_all
+from batching.scenes import settle
 from handlers import echo
 from shoal.loops import private
 

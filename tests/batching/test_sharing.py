@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, opening, read, settle
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, read
+from batching.scenes import opening, settle
 from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, sharing
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually

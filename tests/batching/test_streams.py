@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, OfUnhashableKind, Reader, Steps, opening, read_all, settle
+from batching.callers import PENDING, Reader, read_all
+from batching.scenes import OfUnhashableKind, Steps, opening, settle
 
 
 async def count(items: list[int]) -> AsyncIterator[list[Any]]:

@@ -12,20 +12,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    opening,
-    outcome,
-    read_all,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, line_up, outcome, read_all
+from batching.scenes import Held, Recorder, Steps, opening, settle
 from time_limits import HANG_S
 
 
@@ -53,7 +41,7 @@ async def test_when_all_in_the_queue_leave_no_batch_is_made(recorder: Recorder) 
 
 
 async def test_a_caller_that_leaves_frees_its_place(held: Held) -> None:
-    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
+    async with opening(held, max_batch_size=1, max_queued_requests=1) as (_, call, tasks):
         callers = await launch(tasks, call(0))
         callers += await line_up(tasks, call(1))
         with pytest.raises(shoal.errors.Overloaded):
@@ -97,7 +85,7 @@ async def test_ru13_when_all_callers_have_left_the_handler_is_cancelled_and_its_
 
 
 async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(caplog, held):
-    async with using(shoal.Batcher(held, cancel_abandoned=False)) as (call, tasks):
+    async with opening(held, cancel_abandoned=False) as (_, call, tasks):
         (caller,) = await launch(tasks, call(0))
         await caller.gone()
         assert held.cancelled == []

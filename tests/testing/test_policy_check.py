@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, line_up
+from batching.callers import LEFT, line_up
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
