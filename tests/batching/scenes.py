@@ -78,7 +78,7 @@ class Recorder:
 
 
 class Refusing(Recorder):
-    """A handler that raises each of some errors, or runs for a while where there is none."""
+    """A handler that runs for a while, and raises each of some errors, or answers without one."""
 
     def __init__(self, errors: Iterable[Exception | None] = (), run_s: float = 0.0) -> None:
         super().__init__()

@@ -140,15 +140,8 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
     def broken_decide(*_: Any) -> Any:
         raise bug
 
-    gate = anyio.Event()
-
-    async def handler(items: list[Any]) -> list[Any]:
-        await gate.wait()
-        return items
-
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_concurrent_batches=2, max_queued_requests=1, overload="wait"
-    )
+    options: Any = {"max_batch_size": 1, "max_concurrent_batches": 2, "max_queued_requests": 1}
+    batcher = shoal.Batcher(Held(), **options, overload="wait")
     with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with anyio.create_task_group() as tasks:
             call = await tasks.start(batcher.run)
@@ -295,9 +288,8 @@ async def test_what_is_handed_out_twice_is_never_run(recorder: Recorder) -> None
 
 async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
     handler = Held()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_queued_requests=1, overload="wait", policy=RefusesBad
-    )
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "policy": RefusesBad}
+    batcher = shoal.Batcher(handler, **options, overload="wait")
     callers: list[Any] = []
     with anyio.move_on_after(100) as scope:
         try:

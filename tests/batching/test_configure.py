@@ -202,14 +202,8 @@ def noting(sizes: list[int]) -> Any:
 
 async def test_the_next_open_batch_has_the_new_options_though_its_requests_came_before() -> None:
     sizes: list[int] = []
-    batcher: Any = shoal.Batcher(
-        noting(sizes),
-        fill="open",
-        max_batch_size=2,
-        batch_wait_timeout_s=50,
-        max_concurrent_batches=2,
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    slots: Any = {"max_batch_size": 2, "batch_wait_timeout_s": 50, "max_concurrent_batches": 2}
+    async with opening(noting(sizes), fill="open", **slots) as (batcher, call, tasks):
         await launch(tasks, call(0))
         batcher.configure(max_batch_size=1)
         for number in (1, 2, 3):  # all of them before the batch takes one

@@ -176,14 +176,8 @@ async def test_a_wait_that_is_given_up_keeps_nobody_from_the_queue(gives_up: int
             await batch.join()
         await anyio.sleep_forever()
 
-    batcher = shoal.Batcher(
-        handler,
-        fill="continuous",
-        max_batch_size=1,
-        max_concurrent_batches=3,
-        graceful_shutdown_timeout_s=0,
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    slots = {"max_batch_size": 1, "max_concurrent_batches": 3, "graceful_shutdown_timeout_s": 0}
+    async with opening(handler, fill="continuous", **slots) as (batcher, call, tasks):
         await launch(tasks, *map(call, range(3)))
         go.set()
         await settle()
@@ -497,15 +491,9 @@ async def test_a_step_is_sent_when_all_its_buffers_have_room() -> None:
         for request in batch.active:
             request.finish()
 
-    batcher = of(
-        handler, Kind(streams=True), max_batch_size=2, stream_buffer=1, slow_reader_timeout_s=5
-    )
-    async with (
-        batcher as call,
-        anyio.create_task_group() as tasks,
-        call("fast") as first,
-        call("slow") as slow,
-    ):
+    options = {"max_batch_size": 2, "stream_buffer": 1, "slow_reader_timeout_s": 5}
+    opened = opening(of(handler, Kind(streams=True), **options))
+    async with opened as (_, call, tasks), call("fast") as first, call("slow") as slow:
         (fast,) = await read_all(tasks, first)
         await settle()
         assert fast.items == [0]

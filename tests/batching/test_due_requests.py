@@ -1,6 +1,5 @@
 """Deadlines: which request goes first, when a batch leaves early, and which call is refused."""
 
-from itertools import cycle
 from typing import Any
 
 import anyio
@@ -8,22 +7,8 @@ import pytest
 
 import shoal
 from batching.callers import launch, line_up, outcome
-from batching.scenes import Held, Recorder, opening, plugged
+from batching.scenes import Held, Refusing, opening, plugged
 from shoal import DispatchReason
-
-
-class Slow(Recorder):
-    """A handler that takes its time."""
-
-    def __init__(self, run_s: Any) -> None:
-        super().__init__()
-        self.run_s = run_s
-
-    async def __call__(self, items: list[Any]) -> list[Any]:
-        self.note(items)
-        await anyio.sleep(self.run_s(len(items)) if callable(self.run_s) else self.run_s)
-        return items
-
 
 # order
 
@@ -77,7 +62,7 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held
 
 
 async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
-    handler = Slow(1)
+    handler = Refusing(run_s=1)
     async with opening(handler, batch_wait_timeout_s=None) as (batcher, call, tasks):
         callers = await line_up(tasks, call("no deadline"))
         await anyio.sleep(2)
@@ -90,14 +75,14 @@ async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured
 
 
 async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
-    times = cycle([3.9, 4.0, 4.1])
-    handler = Slow(lambda size: next(times))
+    times = [3.9, 4.0, 4.1]
+    handler = Refusing()
     async with opening(handler, batch_wait_timeout_s=60) as (batcher, call, tasks):
-        for _ in range(40):  # the longer it is known, the later it can leave
+        for handler.run_s in times * 14:  # the longer it is known, the later it can leave
             await line_up(tasks, call("before"))
             batcher.flush()
             await anyio.sleep(5)
-        for _ in range(3):
+        for handler.run_s in times:
             started = anyio.current_time()
             (caller,) = await line_up(tasks, call.options(timeout_s=20)("due"))
             await anyio.sleep(30)
@@ -107,7 +92,7 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
 
 
 async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
-    handler = Slow(0)
+    handler = Refusing()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, bucket_by=lambda item: item[0])
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("a1"))
@@ -118,7 +103,7 @@ async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
 
 
 async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_it() -> None:
-    handler = Slow(0)
+    handler = Refusing()
     batcher = shoal.Batcher(
         handler,
         max_batch_size=6,
@@ -135,7 +120,7 @@ async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_
 
 
 async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> None:
-    handler = Slow(0)
+    handler = Refusing()
     async with opening(
         handler, batch_wait_timeout_s=None, preferred_batch_sizes=(4,), request_timeout_s=10
     ) as (_, call, tasks):
@@ -145,7 +130,7 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
-    handler = Slow(0)
+    handler = Refusing()
     async with opening(handler, batch_wait_timeout_s=60) as (_, call, tasks):
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
@@ -158,7 +143,7 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
 
 
 async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() -> None:
-    handler = Slow(1)
+    handler = Refusing(run_s=1)
     async with shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True) as call:
         with anyio.fail_after(10):
             assert await call("due") == "due"
@@ -166,7 +151,7 @@ async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() ->
 
 
 async def test_without_the_option_the_scope_only_ends_the_call() -> None:
-    handler = Slow(1)
+    handler = Refusing(run_s=1)
     async with shoal.Batcher(handler, batch_wait_timeout_s=60) as call:
         with anyio.move_on_after(10) as scope:
             await call("due")
@@ -196,7 +181,7 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: 
 
 
 async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
-    handler = Slow(4)
+    handler = Refusing(run_s=4)
     async with opening(handler, max_batch_size=1, refuse_late=True) as (batcher, call, tasks):
         callers = await launch(tasks, call.options(timeout_s=9)("not measured yet"))
         callers += await line_up(tasks, call.options(timeout_s=9)("not known either"))
@@ -216,7 +201,7 @@ async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
 
 
 async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster() -> None:
-    handler = Slow(10)
+    handler = Refusing(run_s=10)
     async with shoal.Batcher(handler, max_batch_size=1, refuse_late=True) as call:
         await call("a cold start")
         handler.run_s = 1
@@ -224,7 +209,7 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
 
 
 async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
-    handler = Slow(4)
+    handler = Refusing(run_s=4)
     async with opening(handler, max_batch_size=2, refuse_late=True) as (_, call, tasks):
         await call.map([1, 2])
         callers = await launch(tasks, *map(call, range(2)))  # in the handler, for 4 s

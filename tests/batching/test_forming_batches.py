@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from batching.callers import launch, line_up, outcomes
-from batching.scenes import Held, Recorder, opening, settle, slots_of
+from batching.scenes import Held, Recorder, Refusing, opening, settle, slots_of
 from closed_loops import RUN_S, STEPS, THINK_S, Sizes, think
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
@@ -228,9 +228,8 @@ async def test_opening_makes_one_slot_whatever_the_bound(bound: int | None) -> N
 @pytest.mark.parametrize("bound", [MANY, None])
 @pytest.mark.parametrize("wait_s", [0, None])
 async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s, held):
-    async with opening(
-        held, max_batch_size=1, max_concurrent_batches=bound, batch_wait_timeout_s=wait_s
-    ) as (batcher, call, tasks):
+    options: Any = {"max_concurrent_batches": bound, "batch_wait_timeout_s": wait_s}
+    async with opening(held, max_batch_size=1, **options) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(100)))
         assert batcher.statistics().batches_running == 100
         assert slots_of(batcher) == 101
@@ -241,19 +240,16 @@ async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s, held):
 
 
 async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill(recorder):
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=2, max_concurrent_batches=None, batch_wait_timeout_s=3
-    )
-    async with batcher as call:
+    options: Any = {"max_concurrent_batches": None, "batch_wait_timeout_s": 3}
+    async with shoal.Batcher(recorder, max_batch_size=2, **options) as call:
         await outcomes(*map(call, range(3)))
         assert anyio.current_time() == 3
     assert sorted(map(len, recorder.batches)) == [1, 2]
 
 
 async def test_without_a_bound_a_queue_of_no_length_admits_all(held: Held) -> None:
-    async with opening(
-        held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0
-    ) as (_, call, tasks):
+    options: Any = {"max_concurrent_batches": None, "max_queued_requests": 0}
+    async with opening(held, max_batch_size=1, **options) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(50)))
         await held.release()
         assert [caller.outcome for caller in callers] == list(range(50))
@@ -297,13 +293,8 @@ async def test_batches_that_take_requests_while_they_run_need_no_bound_either(fi
 
 
 async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bound() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(2)
-        return items
-
-    async with opening(
-        handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True
-    ) as (_, call, tasks):
+    options: Any = {"max_batch_size": 1, "max_concurrent_batches": None, "refuse_late": True}
+    async with opening(Refusing(run_s=2), **options) as (_, call, tasks):
         for _ in range(5):
             await call(0)
         busy = await line_up(tasks, *map(call, range(10)))
@@ -315,12 +306,8 @@ async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bo
 
 
 async def test_adaptive_batches_need_no_bound_on_their_number() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(0.01)
-        return items
-
-    target = shoal.LatencyTarget(p99_s=0.1)
-    batcher = shoal.Batcher(handler, max_batch_size=8, max_concurrent_batches=None, adaptive=target)
+    options: Any = {"max_batch_size": 8, "adaptive": shoal.LatencyTarget(p99_s=0.1)}
+    batcher = shoal.Batcher(Refusing(run_s=0.01), **options, max_concurrent_batches=None)
     async with batcher as call:
         for _ in range(20):
             assert await call.map(range(30)) == list(range(30))

@@ -187,12 +187,7 @@ async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it
 
 async def test_the_last_batch_that_ran_out_of_time_is_not_kept_by_the_task_that_ended_it() -> None:
     references: list[weakref.ref[Any]] = []
-
-    async def slow(items: list[Any]) -> list[Any]:
-        await anyio.sleep_forever()
-        return items
-
-    async with shoal.Batcher(slow, handler_timeout_s=1) as call:
+    async with shoal.Batcher(never_ends, handler_timeout_s=1) as call:
         await call_with(call, references)
         await settle()
         assert gone(references)

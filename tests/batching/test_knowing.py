@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.callers import launch, line_up, outcome, outcomes
-from batching.scenes import Held, Recorder, opening, plugged, running, settle
+from batching.callers import launch, line_up, outcomes, read_all
+from batching.scenes import Held, Recorder, Refusing, opening, plugged, running, settle
 from shoal.core.request import Batch, DispatchReason
 
 
@@ -179,11 +179,7 @@ async def test_the_scheduling_capacity_is_what_would_start_at_once(held: Held) -
 
 
 async def test_wait_and_run_times_are_measured_in_seconds() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        return items
-
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=2)
+    batcher = shoal.Batcher(Refusing(run_s=3), batch_wait_timeout_s=2)
     async with batcher as call:
         await outcomes(call(1), call(2))
         await call(3)
@@ -229,45 +225,33 @@ async def isolated(items: list[Any]) -> list[Any]:
     return items
 
 
-async def read(batcher: Any, item: Any, got: list[Any]) -> None:
-    async with batcher.call(item) as stream:
-        async for step in stream:
-            got.append(step)  # noqa: PERF401
-    got.append("end")
-
-
 @pytest.mark.parametrize("how", ["aclose", "drain"])
 async def test_a_stream_without_an_end_ends_when_the_batcher_does(how: str) -> None:
-    batcher: Any = shoal.Batcher(ticks, max_batch_size=1)
-    got: list[Any] = []
-    async with batcher, anyio.create_task_group() as tasks:
-        tasks.start_soon(read, batcher, 1, got)
+    async with opening(ticks, max_batch_size=1) as (batcher, call, tasks):
+        (reader,) = await read_all(tasks, call(1))
         await anyio.sleep(2.5)
         if how == "aclose":
             await batcher.aclose()
         else:
             batcher.drain()
             await settle()
-        assert got == [1, 1, 1, "end"]
+        assert (reader.items, reader.outcome) == ([1, 1, 1], "end")
         assert anyio.current_time() == 2.5
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
 async def test_so_do_the_requests_of_an_open_batch(fill: Any) -> None:
-    batcher: Any = shoal.Batcher(stays, fill=fill, streams=True)
-    got: list[Any] = []
-    async with batcher, anyio.create_task_group() as tasks:
-        tasks.start_soon(read, batcher, 1, got)
+    async with opening(stays, fill=fill, streams=True) as (batcher, call, tasks):
+        (reader,) = await read_all(tasks, call(1))
         await settle()
         await batcher.aclose()
-    assert got == ["bye", "end"]
+    assert (reader.items, reader.outcome) == (["bye"], "end")
 
 
 async def test_a_part_of_a_batch_is_told_as_well() -> None:
     batcher: Any = shoal.Batcher(isolated, isolate_errors=True, batch_wait_timeout_s=1)
-    async with batcher, anyio.create_task_group() as tasks:
-        for item in (1, 2):
-            tasks.start_soon(outcome, batcher.call(item))
+    async with opening(batcher) as (_, call, tasks):
+        await line_up(tasks, call(1), call(2))
         await anyio.sleep(2)
         await batcher.aclose()
         assert batcher.statistics().finished == 2
@@ -280,15 +264,13 @@ async def test_a_thread_may_ask() -> None:
         while not batch.draining.is_set():
             yield items
 
-    batcher: Any = shoal.Batcher(plain)
-    got: list[Any] = []
     with anyio.fail_after(5):
-        async with batcher, anyio.create_task_group() as tasks:
-            tasks.start_soon(read, batcher, 1, got)
-            while not got:
+        async with opening(plain) as (batcher, call, tasks):
+            (reader,) = await read_all(tasks, call(1))
+            while not reader.items:
                 await anyio.lowlevel.checkpoint()
             await batcher.aclose()
-    assert got[-1] == "end"
+    assert reader.outcome == "end"
 
 
 async def test_a_batch_of_no_batcher_never_drains() -> None:

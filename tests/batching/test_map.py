@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from batching.callers import LEFT, PENDING, launch, line_up, outcome
-from batching.scenes import Held, Recorder, opening, running, settle
+from batching.scenes import Held, Recorder, Refusing, opening, running, settle
 
 
 async def test_the_results_come_in_the_order_of_the_items() -> None:
@@ -88,10 +88,7 @@ async def test_return_exceptions_keeps_errors_in_place(poison: set[int]) -> None
 
 
 async def test_a_failed_batch_fails_its_items_alone() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        return [1 // item for item in items]
-
-    async with shoal.Batcher(handler, max_batch_size=2) as call:
+    async with shoal.Batcher(Recorder(lambda item: 1 // item), max_batch_size=2) as call:
         got = await call.map([1, 1, 0, 1, 1], return_exceptions=True)
         assert [type(one) for one in got] == [int, int, ZeroDivisionError, ZeroDivisionError, int]
         assert got[2] is not got[3]
@@ -146,12 +143,8 @@ async def test_a_map_that_does_not_fit_is_rejected_whole(held: Held) -> None:
 
 @pytest.mark.parametrize("way", ["request_timeout_s", "timeout_s"])
 async def test_a_deadline_fails_what_has_not_ended(way: str) -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        return items
-
     options: Any = {"request_timeout_s": 5} if way == "request_timeout_s" else {}
-    batcher = shoal.Batcher(handler, max_batch_size=2, **options)
+    batcher = shoal.Batcher(Refusing(run_s=3), max_batch_size=2, **options)
     async with batcher as call:
         bound = call.options(timeout_s=5) if way == "timeout_s" else call
         got = await bound.map(range(5), return_exceptions=True)

@@ -7,7 +7,7 @@ import pytest
 
 import shoal
 from batching.callers import LEFT, PENDING, Caller, line_up, outcome, outcomes
-from batching.scenes import Held, Recorder, plugged, settle
+from batching.scenes import Held, Recorder, opening, plugged, settle
 
 THREE: dict[str, Any] = {"priority_levels": 3, "max_batch_size": 2}
 
@@ -44,14 +44,8 @@ async def test_isolated_levels_share_no_batch_and_keep_their_order(held: Held) -
 
 
 async def test_isolated_levels_are_kept_apart_within_each_bucket(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder,
-        priority_levels=2,
-        priority_mixing="isolate",
-        bucket_by=lambda item: item[0],
-        batch_wait_timeout_s=1,
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    apart: Any = {"priority_levels": 2, "priority_mixing": "isolate", "batch_wait_timeout_s": 1}
+    async with opening(recorder, **apart, bucket_by=lambda item: item[0]) as (_, call, tasks):
         await put(tasks, call, "a1", "b1", "a2", priority=2)
         await put(tasks, call, "a3", "b2", priority=1)
     assert recorder.batches == [["a3"], ["b2"], ["a1", "a2"], ["b1"]]
@@ -222,13 +216,9 @@ async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level(rec
 
 
 async def test_each_level_may_have_a_window_of_its_own(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder,
-        priority_levels=2,
-        batch_wait_timeout_s=10,
-        queue_policies={1: shoal.QueuePolicy(batch_wait_timeout_s=1)},
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    policies = {1: shoal.QueuePolicy(batch_wait_timeout_s=1)}
+    options: Any = {"priority_levels": 2, "batch_wait_timeout_s": 10, "queue_policies": policies}
+    async with opening(recorder, **options) as (_, call, tasks):
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(2)
         await put(tasks, call, "high", priority=1)
@@ -239,14 +229,9 @@ async def test_each_level_may_have_a_window_of_its_own(recorder: Recorder) -> No
 
 
 async def test_a_level_without_a_window_only_fills_the_room_of_others(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder,
-        max_batch_size=3,
-        priority_levels=2,
-        priority_aging_s=None,
-        queue_policies={2: shoal.QueuePolicy(batch_wait_timeout_s=None)},
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    policies = {2: shoal.QueuePolicy(batch_wait_timeout_s=None)}
+    options: Any = {"priority_levels": 2, "priority_aging_s": None, "queue_policies": policies}
+    async with opening(recorder, max_batch_size=3, **options) as (_, call, tasks):
         low = await put(tasks, call, "low 1", "low 2", priority=2)
         await anyio.sleep(3600)
         assert [caller.outcome for caller in low] == [PENDING] * 2

@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from batching.callers import LEFT, PENDING, launch, line_up, outcome, read_all
-from batching.scenes import Held, Recorder, Steps, opening, settle
+from batching.scenes import Held, Recorder, Refusing, Steps, opening, settle
 from time_limits import HANG_S
 
 
@@ -232,11 +232,7 @@ async def test_a_deadline_of_0_never_reaches_the_handler(options: Any, recorder:
 
 
 async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(5)
-        return items
-
-    batcher = shoal.Batcher(handler)
+    batcher = shoal.Batcher(Refusing(run_s=5))
     async with batcher as call:
         for _ in range(20):  # either may come first
             got = await outcome(call.options(timeout_s=5)(1))
@@ -287,9 +283,8 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(st
         await held(items)
 
     handler: Any = generator if streams else held
-    batcher: Any = shoal.Batcher(
-        handler, handler_timeout_s=5, max_batch_size=2, batch_wait_timeout_s=1
-    )
+    options: Any = {"handler_timeout_s": 5, "max_batch_size": 2, "batch_wait_timeout_s": 1}
+    batcher: Any = shoal.Batcher(handler, **options)
     async with batcher as call:
         async with anyio.create_task_group() as tasks:
             if streams:
