@@ -145,6 +145,10 @@ class Steps:
         self._send.close()
         self._receive.close()
 
+    def pair(self, **options: Any) -> shoal.Batcher[Any]:
+        """Makes a batcher whose batches are of two requests."""
+        return shoal.Batcher(self.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)
+
     async def handler(self, items: list[Any]) -> AsyncIterator[list[Any]]:
         self.batches.append(list(items))
         self.requests = list(shoal.current_batch().requests)

@@ -63,10 +63,8 @@ async def test_parked_requests_make_full_batches_when_the_slot_is_free(held: Hel
 
 @pytest.mark.parametrize("overload", ["reject", "wait"])
 async def test_tb10_a_bound_of_0_admits_only_what_can_start_now(overload: str, held: Held) -> None:
-    batcher = bounded(
-        held, 0, overload, max_concurrent_batches=2, max_batch_size=2, batch_wait_timeout_s=1
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    slots: Any = {"max_concurrent_batches": 2, "max_batch_size": 2, "batch_wait_timeout_s": 1}
+    async with opening(bounded(held, 0, overload, **slots)) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(4)))
         callers += await launch(tasks, call(4))
         if overload == "reject":
@@ -292,9 +290,8 @@ async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> 
 
 async def test_the_room_alone_says_how_many_batches_run() -> None:
     places, held = Places(2), Held()
-    async with opening(
-        places.handler(held), capacity=places, max_batch_size=1, max_concurrent_batches=1
-    ) as (_, call, tasks):
+    options: Any = {"capacity": places, "max_batch_size": 1, "max_concurrent_batches": 1}
+    async with opening(places.handler(held), **options) as (_, call, tasks):
         await launch(tasks, *map(call, range(5)))
         assert len(held.batches) == 2
         places.change(1)

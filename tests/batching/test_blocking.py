@@ -58,10 +58,8 @@ def test_threads_call_a_handler_until_the_block_is_left(backend: str) -> None:
     assert not batcher.is_alive
     with pytest.raises(shoal.errors.BatcherClosed):
         call(1)
-    with (
-        pytest.raises(RuntimeError, match="doubled is closed: a batcher is opened once"),
-        shoal.blocking(batcher, backend=backend),
-    ):
+    refused = pytest.raises(RuntimeError, match="doubled is closed: a batcher is opened once")
+    with refused, shoal.blocking(batcher, backend=backend):
         pytest.fail("it was opened")
 
 
@@ -223,10 +221,8 @@ def test_a_handler_that_calls_itself_is_refused_at_once(backend: str) -> None:
     def handler(items: list[int]) -> list[int]:
         return [call(item) for item in items]
 
-    with (
-        shoal.blocking(shoal.Batcher(handler), backend=backend) as call,
-        pytest.raises(shoal.errors.WouldDeadlock),
-    ):
+    refused = pytest.raises(shoal.errors.WouldDeadlock)
+    with shoal.blocking(shoal.Batcher(handler), backend=backend) as call, refused:
         call(1)
 
 

@@ -71,9 +71,8 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    async with running(
-        held, max_batch_size=1, max_concurrent_batches=2, graceful_shutdown_timeout_s=5
-    ) as (batcher, call, tasks):
+    options: Any = {"max_concurrent_batches": 2, "graceful_shutdown_timeout_s": 5}
+    async with running(held, max_batch_size=1, **options) as (batcher, call, tasks):
         held.gate.set()
         await call(0)
         held.gate = anyio.Event()
@@ -283,9 +282,8 @@ async def test_who_gathers_waits_in_the_queue_and_is_dropped_too() -> None:
 
 
 async def test_who_is_parked_is_dropped_and_takes_no_place_of_the_dropped() -> None:
-    batcher = shoal.Batcher(
-        slowly, max_batch_size=1, max_queued_requests=1, overload="wait", **DROP
-    )
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
+    batcher = shoal.Batcher(slowly, **options, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await line_up(tasks, *map(call, range(5)))
         await anyio.sleep(1)

@@ -160,9 +160,8 @@ async def test_statistics_say_where_every_request_is() -> None:
 
 
 async def test_the_scheduling_capacity_is_what_would_start_at_once(held: Held) -> None:
-    async with opening(
-        held, max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=None
-    ) as (batcher, call, tasks):
+    options: Any = {"max_concurrent_batches": 2, "batch_wait_timeout_s": None}
+    async with opening(held, max_batch_size=4, **options) as (batcher, call, tasks):
         assert batcher.statistics().scheduling_capacity == 8
         await line_up(tasks, *map(call, range(3)))
         assert batcher.statistics().scheduling_capacity == 5

@@ -69,9 +69,8 @@ async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
 
 async def test_the_room_is_that_of_the_items_own_bucket() -> None:
     handler = Recorder(upper)
-    async with opening(
-        handler, **SPLIT, batch_wait_timeout_s=1, bucket_by=lambda text: text.islower()
-    ) as (_, call, tasks):
+    options: Any = {**SPLIT, "batch_wait_timeout_s": 1, "bucket_by": str.islower}
+    async with opening(handler, **options) as (_, call, tasks):
         await line_up(tasks, call("ab"))
         await line_up(tasks, call("WXY"))
         await line_up(tasks, call("cdef"))

@@ -19,15 +19,11 @@ from shoal.core.request import State
 from shoal.errors import DeadlineExceeded, SlowReader
 
 
-def pair_of(steps: Steps, **options: Any) -> Any:
-    return shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)
-
-
 @asynccontextmanager
 async def two_readers(**options: Any) -> AsyncGenerator[tuple[Steps, Any, Reader, Reader]]:
     """Two readers of one batch."""
     with Steps() as steps:
-        async with opening(pair_of(steps, **options)) as (batcher, call, tasks):
+        async with opening(steps.pair(**options)) as (batcher, call, tasks):
             first, second = await read_all(tasks, call("a"), call("b"))
             yield steps, batcher, first, second
 
@@ -80,7 +76,7 @@ async def test_when_one_has_ended_and_the_other_ends_or_leaves_the_generator_is_
 
 
 async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nobody(steps):
-    async with opening(pair_of(steps, cancel_abandoned=False)) as (_, call, tasks):
+    async with opening(steps.pair(cancel_abandoned=False)) as (_, call, tasks):
         readers = await read_all(tasks, call("a"), call("b"))
         await settle()
         for reader in readers:
@@ -162,7 +158,7 @@ async def test_a_reader_that_breaks_out_of_its_block_leaves_the_stream(how, step
 
 
 async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on(steps: Steps) -> None:
-    batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
+    batcher = steps.pair(stream_buffer=1, slow_reader_timeout_s=None)
     async with opening(batcher) as (_, call, tasks):
         slow = call("slow")
         await slow.__aenter__()
@@ -211,7 +207,7 @@ async def test_a_dropped_stream_that_waits_in_the_queue_leaves_it(steps: Steps) 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
 async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch(steps: Steps) -> None:
-    batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
+    batcher = steps.pair(stream_buffer=1, slow_reader_timeout_s=None)
     async with opening(batcher) as (_, call, tasks):
         dropped = await call("a").__aenter__()
         (reader,) = await read_all(tasks, call("b"))
@@ -256,9 +252,8 @@ async def test_a_stream_that_a_thread_drops_frees_its_place() -> None:
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.filterwarnings("ignore:a stream of")
 def test_a_stream_of_a_blocking_call_that_is_dropped_frees_its_place(backend: str) -> None:
-    batcher = shoal.Batcher(
-        endless, max_batch_size=1, slow_reader_timeout_s=None, max_queued_requests=1
-    )
+    options: Any = {"slow_reader_timeout_s": None, "max_queued_requests": 1}
+    batcher = shoal.Batcher(endless, max_batch_size=1, **options)
     with shoal.blocking(batcher, backend=backend) as call:
         for item in range(3):
             assert next(call(item).__enter__()) == item
@@ -327,10 +322,8 @@ async def test_a_reader_may_leave_while_it_is_passed_an_item():
 
 
 async def test_a_slow_reader_fails_alone():
-    async with (
-        sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=2) as (_, _, call, tasks),
-        call("a") as slow,
-    ):
+    slow_s: Any = {"stream_buffer": 1, "slow_reader_timeout_s": 2}
+    async with sharing("steps", calls=2, **slow_s) as (_, _, call, tasks), call("a") as slow:
         (quick,) = await line_up(tasks, read(call("a")))
         await anyio.sleep(20)
         assert await anext(slow) == "a.0"
@@ -350,10 +343,8 @@ async def test_a_lone_slow_reader_ends_the_stream():
 
 
 async def test_a_slow_reader_that_reads_again_goes_on():
-    async with (
-        sharing("steps", calls=2, stream_buffer=1, slow_reader_timeout_s=5) as (_, _, call, tasks),
-        call("a") as slow,
-    ):
+    slow_s: Any = {"stream_buffer": 1, "slow_reader_timeout_s": 5}
+    async with sharing("steps", calls=2, **slow_s) as (_, _, call, tasks), call("a") as slow:
         (quick,) = await line_up(tasks, read(call("a")))
         await anyio.sleep(3)
         assert [item async for item in slow] == WHOLE

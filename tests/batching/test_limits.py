@@ -121,9 +121,8 @@ async def test_a_flush_does_not_exceed_the_limit(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("graceful_s", [2.5, 20])
 async def test_closing_waits_for_the_limit_but_no_longer_than_it_may(graceful_s, recorder):
-    async with opening(
-        recorder, max_batch_size=1, limit=EVERY_SECOND, graceful_shutdown_timeout_s=graceful_s
-    ) as (batcher, call, tasks):
+    options: Any = {"limit": EVERY_SECOND, "graceful_shutdown_timeout_s": graceful_s}
+    async with opening(recorder, max_batch_size=1, **options) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(5)))
         counts = await batcher.aclose()
     ended = [caller.outcome for caller in callers]

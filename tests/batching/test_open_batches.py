@@ -83,10 +83,8 @@ async def test_ts4_ts5_what_ends_a_batch(kind, how, reason, closed_at):
 
 async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(kind: Kind) -> None:
     handler = Taker(kind)
-    batcher = of(
-        handler, kind, max_batch_size=10, batch_size_fn=lambda item: item, batch_wait_timeout_s=5
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"max_batch_size": 10, "batch_size_fn": float, "batch_wait_timeout_s": 5}
+    async with opening(of(handler, kind, **options)) as (_, call, tasks):
         callers = await kind.line_up(tasks, call, 6, 3)
         await anyio.sleep(1)
         callers += await kind.line_up(tasks, call, 4, 1)
@@ -111,10 +109,8 @@ async def test_ts9_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> Non
 async def test_the_idle_time_begins_with_the_latest_arrival(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    batcher = of(
-        handler, kind, max_batch_size=3, idle_timeout_s=3, priority_levels=2, priority_aging_s=None
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"idle_timeout_s": 3, "priority_levels": 2, "priority_aging_s": None}
+    async with opening(of(handler, kind, max_batch_size=3, **options)) as (_, call, tasks):
         await kind.line_up(tasks, call.options(priority=1), 0, 0, 0)
         await anyio.sleep(1)
         await kind.line_up(tasks, call.options(priority=2), 1)
@@ -168,9 +164,8 @@ async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> No
 async def test_one_batch_at_a_time_has_the_queue_to_itself(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    async with opening(
-        of(handler, kind, max_batch_size=2, max_concurrent_batches=2, batch_wait_timeout_s=None)
-    ) as (batcher, call, tasks):
+    options = {"max_concurrent_batches": 2, "batch_wait_timeout_s": None}
+    async with opening(of(handler, kind, max_batch_size=2, **options)) as (batcher, call, tasks):
         for item in range(5):
             await kind.launch(tasks, call, item)
         assert handler.batches == [[0, 1], [2, 3]]
@@ -234,10 +229,8 @@ async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(kind, 
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(100)
 
-    batcher = of(
-        handler, kind, batch_wait_timeout_s=wait_s, handler_timeout_s=1, max_concurrent_batches=2
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"batch_wait_timeout_s": wait_s, "handler_timeout_s": 1, "max_concurrent_batches": 2}
+    async with opening(of(handler, kind, **options)) as (_, call, tasks):
         await kind.line_up(tasks, call, 1)
         await anyio.sleep(2)
         (second,) = await kind.launch(tasks, call, 2)

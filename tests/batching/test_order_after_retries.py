@@ -88,9 +88,8 @@ async def test_batches_come_back_in_the_order_of_arrival(order, refused):
 
 async def test_requests_of_mixed_batches_keep_the_order_of_arrival() -> None:
     gated = Gated()
-    async with opening(
-        gated, max_batch_size=4, batch_wait_timeout_s=None, max_concurrent_batches=2
-    ) as (batcher, call, tasks):
+    options: Any = {"batch_wait_timeout_s": None, "max_concurrent_batches": 2}
+    async with opening(gated, max_batch_size=4, **options) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(12)))
         assert gated.batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
         callers[1].leave()

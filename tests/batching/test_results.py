@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from batching.callers import outcomes, outcomes_in_order
-from batching.scenes import OfUnhashableKind, Records, opening
+from batching.scenes import OfUnhashableKind, Records, Refusing, opening
 from shoal.testing import settle
 
 
@@ -329,28 +329,12 @@ async def test_what_the_handler_declines_is_counted_apart(handler, options):
 
 
 async def test_all_calls_that_share_a_declined_one_are_declined():
-    go = anyio.Event()
-
-    async def held(items: list[str]) -> list[str]:
-        await go.wait()
-        raise HTTPException(404)
-
-    batcher = shoal.Batcher(held, dedupe=True)
-    caught = []
-
-    async def ask():
-        try:
-            await call("a")
-        except HTTPException as error:
-            caught.append(error)
-
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for _ in range(3):
-            tasks.start_soon(ask)
-        await settle()
-        go.set()
+    batcher = shoal.Batcher(Refusing([HTTPException(404)], run_s=1), dedupe=True)
+    async with batcher as call:
+        caught = await outcomes(call("a"), call("a"), call("a"))
     found = batcher.statistics()
     assert (found.declined, found.failed, found.shared) == (3, 0, 2)
+    assert [type(error) for error in caught] == [HTTPException] * 3
     assert len(set(map(id, caught))) == 3
 
 

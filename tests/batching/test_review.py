@@ -139,9 +139,8 @@ async def test_errors_of_an_isolated_batch_are_not_chained_to_each_other() -> No
             raise ValueError(items)
         return items
 
-    async with shoal.Batcher(
-        handler, max_batch_size=4, batch_wait_timeout_s=None, isolate_errors=True
-    ) as call:
+    options: Any = {"batch_wait_timeout_s": None, "isolate_errors": True}
+    async with shoal.Batcher(handler, max_batch_size=4, **options) as call:
         got = await outcomes_in_order(*map(call, [1, 2, 0, 3]))
     assert got[2].__cause__.__context__ is None
 
@@ -245,10 +244,8 @@ async def test_the_allowance_of_a_slow_reader_ends_whatever_floats_make_of_it(
         while True:
             yield items
 
-    async with (
-        shoal.Batcher(handler, stream_buffer=1, slow_reader_timeout_s=limit) as call,
-        call(1) as stream,
-    ):
+    batcher = shoal.Batcher(handler, stream_buffer=1, slow_reader_timeout_s=limit)
+    async with batcher as call, call(1) as stream:
         await anyio.sleep(5)
         assert await anext(stream) == 1
         with pytest.raises(shoal.errors.SlowReader):
