@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import shoal
 
 PENDING: Any = "pending"
-
 LEFT: Any = "left"
 
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 import shoal
-from batching.callers import *  # noqa: F403 - tests of other folders have all from here
+from batching.callers import *  # noqa: F403 - tests of other folders find all here
 from batching.callers import launch
 from shoal.core.events import BatchObserver, BatchRecord
 from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Callable,
-        Iterable,
-        Sequence,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
     from anyio.abc import TaskGroup
 
     from shoal.core.request import Request
 
-Opened: TypeAlias = "tuple[shoal.Batcher[Any], Any, TaskGroup]"
+    Opened = tuple[shoal.Batcher[Any], Any, TaskGroup]
 
 
 @asynccontextmanager
