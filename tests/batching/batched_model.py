@@ -1,9 +1,15 @@
-"""A class with batched methods of every kind."""
+"""A batched function, and a class with batched methods of every kind."""
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 import shoal
+
+
+@shoal.batch
+async def increment(numbers: list[int]) -> list[int]:
+    """Adds one."""
+    return [number + 1 for number in numbers]
 
 
 class Model:

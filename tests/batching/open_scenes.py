@@ -7,7 +7,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 import shoal
-from batching.scenes import Caller, launch, line_up
+from batching.callers import Caller, launch, line_up
 
 # How often a scene is played whose tasks run in one tick: trio runs them in a random order.
 ORDERS = 30

@@ -16,8 +16,7 @@ import shoal
 from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, Raised, Run
 from batching.policy_promises import Promises
-from batching.program_world import Watched
-from batching.programs import Configure, Op, Program
+from batching.program_world import Configure, Op, Program, Watched
 from shoal.core.request import State
 from shoal.failures.retry_after import LEAST_PAUSE_S
 

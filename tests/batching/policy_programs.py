@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import shoal
-from batching.programs import Advance, Cancel, Configure, Op, Program
+from batching.program_world import Advance, Cancel, Configure, Op, Program
 from shoal.core.options.option import SAME
 from shoal.core.options.options import OPTIONS
 

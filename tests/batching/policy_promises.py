@@ -16,8 +16,7 @@ from anyio.abc import TaskGroup
 import shoal
 from batching import policy_programs as ops
 from batching.policy_calls import Call, InSlot, LimitOf, Raised, Run
-from batching.program_world import EPSILON, Watched, World
-from batching.programs import Program
+from batching.program_world import EPSILON, Program, Watched, World
 from core.former_scenes import check
 from shoal.core.options.option import SAME
 from shoal.core.options.options import BatchOptions

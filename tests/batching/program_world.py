@@ -2,7 +2,8 @@
 
 A vocabulary is what programs may say and what must hold then. There are two: batches that are
 formed of what waits (`policy_model`), and batches that take requests while their handler runs
-(`open_program_model`).
+(`open_program_model`). All times are multiples of a quarter of a second, so that in virtual time
+things that are unlikely to meet (a deadline, the ends of a run and of a window) meet all the time.
 
 The models know nothing of how the engine works. They see what callers get and when, what handlers
 are given and when, the statistics, and each state that a request is put into. Every error must have
@@ -14,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -21,12 +23,55 @@ import anyio
 from anyio.abc import TaskGroup
 
 import shoal
-from batching import programs as ops
 from batching.scenes import slots_of
 from core.former_scenes import TRANSITIONS
 from shoal.core.options.options import BatchOptions
 from shoal.core.request import Request, State
 from shoal.testing import settle
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """One of the callers that wait is cancelled."""
+
+    which: int
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Time passes."""
+
+    by_s: float
+
+
+@dataclass(frozen=True)
+class Configure:
+    """Options change."""
+
+    changes: dict[str, Any]
+
+
+class Op(Enum):
+    """What is done without a parameter."""
+
+    HOLD = "from now on handlers wait"
+    RELEASE = "handlers wait no longer"
+    FLUSH = "`Batcher.flush`"
+    DRAIN = "`Batcher.drain`"
+    CLOSE = "`Batcher.aclose`, in a task of its own"
+    SETTLE = "every task runs until it waits; without it the next is in the same tick"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A batcher's options, and what is done to it, in order."""
+
+    streams: bool
+    options: dict[str, Any]
+    ops: list[Any] = field(default_factory=list)
+    releases: bool = True  # whether handlers that are held at the end are released before closing
+    seed: int = 0  # of trio's scheduler
+
 
 EPSILON = 1e-6  # virtual time on trio starts at some large number, so its fractions are rounded
 GRACE_S = 5.0
@@ -89,7 +134,7 @@ class World(ABC):
     """One program's batcher, its callers, its handler, and what is known of them."""
 
     def __init__(
-        self, program: ops.Program, tasks: TaskGroup, watched: Watched, batcher: shoal.Batcher[Any]
+        self, program: Program, tasks: TaskGroup, watched: Watched, batcher: shoal.Batcher[Any]
     ) -> None:
         self.program = program
         self.tasks = tasks
@@ -107,25 +152,25 @@ class World(ABC):
 
     async def do(self, op: Any) -> None:
         match op:
-            case ops.Cancel():
+            case Cancel():
                 self._cancel(op.which)
-            case ops.Advance():
+            case Advance():
                 await anyio.sleep(op.by_s)
-            case ops.Op.HOLD:
+            case Op.HOLD:
                 self.gate = self.gate or anyio.Event()
-            case ops.Op.RELEASE:
+            case Op.RELEASE:
                 self.release()
-            case ops.Configure():
+            case Configure():
                 self._configure(op.changes)
-            case ops.Op.FLUSH:
+            case Op.FLUSH:
                 self.batcher.flush()
-            case ops.Op.DRAIN:
+            case Op.DRAIN:
                 self.dropping |= self.batcher.options.drop_queued_on_shutdown
                 self.batcher.drain()
-            case ops.Op.CLOSE:
+            case Op.CLOSE:
                 self.closing = True
                 self.tasks.start_soon(self.batcher.aclose)
-            case ops.Op.SETTLE:
+            case Op.SETTLE:
                 await settle()
                 self.check_at_rest()
             case _:
@@ -225,7 +270,7 @@ class World(ABC):
         return sum(request.state is state for request in self.requests)
 
 
-async def run_program(world_type: Any, program: ops.Program) -> None:
+async def run_program(world_type: Any, program: Program) -> None:
     """Runs a program in a world, and raises AssertionError where a promise is not kept."""
     with watched_requests() as watched, anyio.fail_after(1000):
         async with anyio.create_task_group() as tasks:

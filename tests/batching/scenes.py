@@ -1,118 +1,51 @@
-"""Scenes that many tests play: callers that can be watched and made to leave, held handlers."""
+"""Scenes that many tests play: handlers that are held or noted, and batchers that are open."""
 
 from __future__ import annotations
 
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 import shoal
+from batching.callers import *  # noqa: F403 - tests of other folders find all here
+from batching.callers import launch
 from shoal.core.events import BatchObserver, BatchRecord
 from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Iterable,
-        Sequence,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
-    from anyio.abc import TaskGroup, TaskStatus
+    from anyio.abc import TaskGroup
 
     from shoal.core.request import Request
 
-PENDING: Any = "pending"
-LEFT: Any = "left"
-
-
-class Caller:
-    """A task that makes one call."""
-
-    def __init__(self, awaitable: Awaitable[Any]) -> None:
-        self._awaitable = awaitable
-        self._scope = anyio.CancelScope()
-        self.outcome: Any = PENDING
-        self.ended_at: float | None = None
-
-    def leave(self) -> None:
-        self._scope.cancel()
-
-    async def gone(self) -> None:
-        """Leaves, and lets every task run until it waits."""
-        self.leave()
-        await settle()
-
-    async def leaves(self) -> None:
-        """Leaves when the task that this is made has its turn."""
-        self.leave()
-
-    async def run(self, *, task_status: TaskStatus[Caller] = anyio.TASK_STATUS_IGNORED) -> None:
-        with self._scope:
-            task_status.started(self)
-            try:
-                self.outcome = await self._awaitable
-            except Exception as error:
-                self.outcome = error
-            except BaseException:
-                self.outcome = LEFT
-                raise
-            finally:
-                self.ended_at = anyio.current_time()
-
-
-async def line_up(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
-    """Starts a caller for each awaitable; each has queued its request before the next one."""
-    return [await tasks.start(Caller(awaitable).run) for awaitable in awaitables]
-
-
-async def launch(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
-    """Starts callers in order, and lets every task run until it waits."""
-    callers = await line_up(tasks, *awaitables)
-    await settle()
-    return callers
+    Opened = tuple[shoal.Batcher[Any], Any, TaskGroup]
 
 
 @asynccontextmanager
-async def using(batcher: shoal.Batcher[Any]) -> AsyncGenerator[tuple[Any, TaskGroup]]:
-    """Opens a batcher, and a task group for its callers."""
+async def opening(handler: Any, **options: Any) -> AsyncGenerator[Opened]:
+    """Opens a batcher, or a handler's with these options, and a task group for its callers."""
+    batcher = handler if isinstance(handler, shoal.Batcher) else shoal.Batcher(handler, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
-        yield call, tasks
+        yield batcher, call, tasks
 
 
 @asynccontextmanager
-async def plugged(
-    held: Held, batcher: shoal.Batcher[Any], item: Any = "plug"
-) -> AsyncGenerator[tuple[Any, TaskGroup]]:
+async def running(handler: Any, **options: Any) -> AsyncGenerator[Opened]:
+    """Runs a batcher in a task, beside those of its callers, until the test closes it."""
+    batcher = handler if isinstance(handler, shoal.Batcher) else shoal.Batcher(handler, **options)
+    async with anyio.create_task_group() as tasks:
+        yield batcher, await tasks.start(batcher.run), tasks
+
+
+@asynccontextmanager
+async def plugged(held: Held, item: Any = "plug", **options: Any) -> AsyncGenerator[Opened]:
     """Opens a batcher whose handler is held at a first call, and lets it go at the end."""
-    async with using(batcher) as (call, tasks):
+    async with opening(held, **options) as (batcher, call, tasks):
         await launch(tasks, call(item))
-        yield call, tasks
+        yield batcher, call, tasks
         held.gate.set()
-
-
-async def outcomes(*awaitables: Awaitable[Any]) -> list[Any]:
-    """Awaits all in the same tick, in any order; an exception stands for itself."""
-    callers = [Caller(awaitable) for awaitable in awaitables]
-    async with anyio.create_task_group() as tasks:
-        for caller in callers:
-            tasks.start_soon(caller.run)
-    return [caller.outcome for caller in callers]
-
-
-async def outcomes_in_order(*awaitables: Awaitable[Any]) -> list[Any]:
-    """Awaits all, in the queue in this order; needs a batcher that waits for batches to fill."""
-    async with anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, *awaitables)
-    return [caller.outcome for caller in callers]
-
-
-async def outcome(awaitable: Awaitable[Any]) -> Any:
-    return (await outcomes(awaitable))[0]
 
 
 class Recorder:
@@ -139,7 +72,7 @@ class Recorder:
 
 
 class Refusing(Recorder):
-    """A handler that raises each of some errors, or runs for a while where there is none."""
+    """A handler that runs for a while, and raises each of some errors, or answers without one."""
 
     def __init__(self, errors: Iterable[Exception | None] = (), run_s: float = 0.0) -> None:
         super().__init__()
@@ -206,6 +139,10 @@ class Steps:
         self._send.close()
         self._receive.close()
 
+    def pair(self, **options: Any) -> shoal.Batcher[Any]:
+        """Makes a batcher whose batches are of two requests."""
+        return shoal.Batcher(self.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)
+
     async def handler(self, items: list[Any]) -> AsyncIterator[list[Any]]:
         self.batches.append(list(items))
         self.requests = list(shoal.current_batch().requests)
@@ -217,56 +154,6 @@ class Steps:
                 yield slots
         finally:
             self.closed = True
-
-
-class Reader:
-    """A task that reads one stream to its end."""
-
-    def __init__(self, stream: shoal.ResultStream[Any]) -> None:
-        self.stream = stream
-        self.items: list[Any] = []
-        self._scope = anyio.CancelScope()
-        self.outcome: Any = PENDING
-
-    def leave(self) -> None:
-        self._scope.cancel()
-
-    async def gone(self) -> None:
-        """Leaves, and lets every task run until it waits."""
-        self.leave()
-        await settle()
-
-    async def run(self, *, task_status: TaskStatus[Reader]) -> None:
-        try:
-            with self._scope:
-                async with self.stream as stream:
-                    task_status.started(self)
-                    async for item in stream:
-                        self.items.append(item)
-                self.outcome = "end"
-            if self._scope.cancelled_caught:
-                self.outcome = LEFT
-        except Exception as error:
-            self.outcome = error
-
-
-async def read(stream: Any, into: list[Any] | None = None, most: float = math.inf) -> list[Any]:
-    """Reads a stream, or so many items of it; its error is the last item."""
-    got = [] if into is None else into
-    try:
-        async with stream:
-            async for item in stream:
-                got.append(item)
-                if len(got) == most:
-                    break
-    except Exception as error:
-        got.append(error)
-    return got
-
-
-async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
-    """Starts a reader for each stream; their requests are queued in this order."""
-    return [await tasks.start(Reader(stream).run) for stream in streams]
 
 
 class Records(BatchObserver):

@@ -8,21 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    outcome,
-    outcomes,
-    plugged,
-    read_all,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, line_up, outcome, outcomes, read_all
+from batching.scenes import Held, Recorder, Steps, opening, plugged, running, settle
 from shoal.core.forming.limiter import Limiter
 from shoal.core.replicas.members import Members
 from shoal.errors import BatcherClosed, Overloaded
@@ -38,16 +25,15 @@ async def busy(tasks: Any, call: Any) -> None:
 
 
 async def test_by_default_the_queue_has_no_bound(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=1) as (batcher, call, tasks):
         await line_up(tasks, *map(call, range(200)))
         assert batcher.statistics().queued == 199
         tasks.cancel_scope.cancel()
 
 
 async def test_wait_parks_the_callers_in_order(held: Held) -> None:
-    batcher = bounded(held, 2, "wait")
-    async with plugged(held, batcher, "busy") as (call, tasks):
+    options: Any = {"max_queued_requests": 2, "max_batch_size": 1, "overload": "wait"}
+    async with plugged(held, "busy", **options) as (batcher, call, tasks):
         callers = await line_up(tasks, *map(call, range(6)))
         statistics = batcher.statistics()
         assert (statistics.queued, statistics.parked, statistics.rejected) == (2, 4, 0)
@@ -77,10 +63,8 @@ async def test_parked_requests_make_full_batches_when_the_slot_is_free(held: Hel
 
 @pytest.mark.parametrize("overload", ["reject", "wait"])
 async def test_tb10_a_bound_of_0_admits_only_what_can_start_now(overload: str, held: Held) -> None:
-    batcher = bounded(
-        held, 0, overload, max_concurrent_batches=2, max_batch_size=2, batch_wait_timeout_s=1
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    slots: Any = {"max_concurrent_batches": 2, "max_batch_size": 2, "batch_wait_timeout_s": 1}
+    async with opening(bounded(held, 0, overload, **slots)) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(4)))
         callers += await launch(tasks, call(4))
         if overload == "reject":
@@ -116,7 +100,7 @@ async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_onc
 
 
 async def test_a_stream_is_rejected_when_it_is_entered(steps: Steps) -> None:
-    async with using(bounded(steps.handler, 0, "reject")) as (call, tasks):
+    async with opening(bounded(steps.handler, 0, "reject")) as (_, call, tasks):
         (reader,) = await read_all(tasks, call("a"))
         await settle()
         late = call("b")
@@ -129,8 +113,7 @@ async def test_a_stream_is_rejected_when_it_is_entered(steps: Steps) -> None:
 
 
 async def test_a_stream_is_parked_where_overload_is_wait(steps: Steps) -> None:
-    batcher = bounded(steps.handler, 0, "wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(bounded(steps.handler, 0, "wait")) as (batcher, call, tasks):
         readers = await read_all(tasks, call("a"), call("b"), call("c"))
         await settle()
         await readers[1].gone()
@@ -141,8 +124,8 @@ async def test_a_stream_is_parked_where_overload_is_wait(steps: Steps) -> None:
 
 
 async def test_lowering_the_bound_throws_nobody_out(held: Held) -> None:
-    batcher = bounded(held, 3, "reject")
-    async with plugged(held, batcher, "busy") as (call, tasks):
+    options: Any = {"max_queued_requests": 3, "max_batch_size": 1}
+    async with plugged(held, "busy", **options) as (batcher, call, tasks):
         callers = await line_up(tasks, *map(call, range(3)))
         batcher.configure(max_queued_requests=1)
         with pytest.raises(shoal.errors.Overloaded, match=r"waiting, and max_queued_requests=1$"):
@@ -151,8 +134,7 @@ async def test_lowering_the_bound_throws_nobody_out(held: Held) -> None:
 
 
 async def test_raising_the_number_of_slots_lets_a_parked_caller_start(held: Held) -> None:
-    batcher = bounded(held, 0, "wait")
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(bounded(held, 0, "wait")) as (batcher, call, tasks):
         await launch(tasks, *map(call, range(2)))
         assert held.batches == [[0]]
         batcher.configure(max_concurrent_batches=2)
@@ -190,8 +172,7 @@ def ends(callers: list[Any]) -> list[Any]:
 
 
 async def test_shed_oldest_fails_the_oldest_of_the_lowest_level(held: Held) -> None:
-    batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **LEVELS, overload="shed_oldest") as (batcher, call, tasks):
         callers = await fill(tasks, call, 3, 2, 3)
         callers += await launch(tasks, call.options(priority=1)("1:3"))
         assert ends(callers) == [shoal.errors.Overloaded, PENDING, PENDING, PENDING]
@@ -207,8 +188,7 @@ async def test_shed_oldest_fails_the_oldest_of_the_lowest_level(held: Held) -> N
 
 
 async def test_shed_oldest_never_sheds_a_level_above_the_newcomers(held: Held) -> None:
-    batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **LEVELS, overload="shed_oldest") as (batcher, call, tasks):
         callers = await fill(tasks, call, 1, 1, 2)
         refusal = await outcome(call.options(priority=3)("3:3"))
         assert isinstance(refusal, shoal.errors.Overloaded)
@@ -219,8 +199,7 @@ async def test_shed_oldest_never_sheds_a_level_above_the_newcomers(held: Held) -
 
 
 async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one(held):
-    batcher = shoal.Batcher(held, **LEVELS, overload="shed_lowest")
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **LEVELS, overload="shed_lowest") as (batcher, call, tasks):
         callers = await fill(tasks, call, 3, 2, 3)
         callers += await launch(tasks, call.options(priority=2)("2:3"))
         assert ends(callers) == [PENDING, PENDING, shoal.errors.Overloaded, PENDING]
@@ -236,8 +215,7 @@ async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one
 
 @pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
 async def test_who_has_left_is_not_shed_and_makes_room(overload: Any, held: Held) -> None:
-    batcher = shoal.Batcher(held, **LEVELS, overload=overload)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **LEVELS, overload=overload) as (batcher, call, tasks):
         callers = await fill(tasks, call, 3, 3, 3)
         callers[0].leave()
         await callers[2].gone()
@@ -312,10 +290,8 @@ async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> 
 
 async def test_the_room_alone_says_how_many_batches_run() -> None:
     places, held = Places(2), Held()
-    batcher = shoal.Batcher(
-        places.handler(held), capacity=places, max_batch_size=1, max_concurrent_batches=1
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options: Any = {"capacity": places, "max_batch_size": 1, "max_concurrent_batches": 1}
+    async with opening(places.handler(held), **options) as (_, call, tasks):
         await launch(tasks, *map(call, range(5)))
         assert len(held.batches) == 2
         places.change(1)
@@ -327,9 +303,8 @@ async def test_the_room_alone_says_how_many_batches_run() -> None:
 @pytest.mark.parametrize(("room_at", "started_at"), [(5, 5), (1, 3)], ids=["after", "within"])
 async def test_a_window_passes_while_there_is_no_room(room_at: float, started_at: float) -> None:
     places, recorder = Places(0), Recorder()
-    async with using(
-        shoal.Batcher(places.handler(recorder), capacity=places, batch_wait_timeout_s=3)
-    ) as (call, tasks):
+    options: Any = {"capacity": places, "batch_wait_timeout_s": 3}
+    async with opening(places.handler(recorder), **options) as (_, call, tasks):
         await line_up(tasks, call(1))
         await anyio.sleep(room_at)
         places.change(1)
@@ -359,11 +334,8 @@ async def test_a_batcher_that_is_closed_listens_no_more() -> None:
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_what_finds_no_room_until_the_end_of_the_grace_fails(in_time: bool) -> None:
     places, recorder = Places(0), Recorder()
-    batcher = shoal.Batcher(
-        places.handler(recorder), capacity=places, graceful_shutdown_timeout_s=5
-    )
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    options: Any = {"capacity": places, "graceful_shutdown_timeout_s": 5}
+    async with running(places.handler(recorder), **options) as (batcher, call, tasks):
         [caller] = await line_up(tasks, call(1))
         tasks.start_soon(batcher.aclose)
         await anyio.sleep(1)
@@ -384,10 +356,7 @@ async def test_an_open_batch_is_begun_only_where_there_is_room(fill: Any) -> Non
         async for request in batch:
             request.finish(-request.item)
 
-    async with (
-        shoal.Batcher(handler, capacity=places, fill=fill, max_batch_size=2) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, capacity=places, fill=fill, max_batch_size=2) as (_, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         await anyio.sleep(3)
         assert begun_at == []
@@ -399,8 +368,7 @@ async def test_an_open_batch_is_begun_only_where_there_is_room(fill: Any) -> Non
 
 async def test_room_that_shrinks_lets_what_runs_end() -> None:
     places, held = Places(2), Held()
-    batcher = shoal.Batcher(places.handler(held), capacity=places, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(places.handler(held), capacity=places, max_batch_size=1) as (_, call, tasks):
         callers = await launch(tasks, call(1), call(2), call(3))
         places.change(-1)  # one of the two that are taken goes when it is given back
         await held.release()

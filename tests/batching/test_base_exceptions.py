@@ -10,7 +10,8 @@ import trio
 
 import shoal
 from base_exceptions import Panic, trio_cancelled
-from batching.scenes import launch, outcome, outcomes_in_order, read_all, settle
+from batching.callers import launch, outcome, outcomes_in_order, read_all
+from batching.scenes import settle
 
 KEPT = trio_cancelled()
 MAKERS: list[Callable[[], BaseException]] = [

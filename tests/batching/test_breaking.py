@@ -9,7 +9,8 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, settle
+from batching.callers import launch, line_up, outcome
+from batching.scenes import Held, Recorder, opening, plugged, settle
 from handlers import echo
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -139,15 +140,8 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_r
     def broken_decide(*_: Any) -> Any:
         raise bug
 
-    gate = anyio.Event()
-
-    async def handler(items: list[Any]) -> list[Any]:
-        await gate.wait()
-        return items
-
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_concurrent_batches=2, max_queued_requests=1, overload="wait"
-    )
+    options: Any = {"max_batch_size": 1, "max_concurrent_batches": 2, "max_queued_requests": 1}
+    batcher = shoal.Batcher(Held(), **options, overload="wait")
     with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with anyio.create_task_group() as tasks:
             call = await tasks.start(batcher.run)
@@ -247,11 +241,8 @@ class HandsOutTwice(InOrder):
 
 
 async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
-    handler = Held()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_queued_requests=1, overload="shed_oldest", policy=RefusesBad
-    )
-    async with plugged(handler, batcher, "runs") as (call, tasks):
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "policy": RefusesBad}
+    async with plugged(Held(), "runs", **options, overload="shed_oldest") as (_, call, tasks):
         (waits,) = await line_up(tasks, call("waits"))
         assert isinstance(await outcome(call("bad")), KeyError)
     assert waits.outcome == "waits"
@@ -297,9 +288,8 @@ async def test_what_is_handed_out_twice_is_never_run(recorder: Recorder) -> None
 
 async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
     handler = Held()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=1, max_queued_requests=1, overload="wait", policy=RefusesBad
-    )
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "policy": RefusesBad}
+    batcher = shoal.Batcher(handler, **options, overload="wait")
     callers: list[Any] = []
     with anyio.move_on_after(100) as scope:
         try:
@@ -315,10 +305,7 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
 
 async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answered() -> None:
     handler = Held()
-    async with (
-        shoal.Batcher(handler, max_batch_size=1, policy=PanicsInRemove) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, max_batch_size=1, policy=PanicsInRemove) as (_, call, tasks):
         await launch(tasks, call("runs"))
         (stays,) = await line_up(tasks, call("stays"))
         with pytest.raises(Panic), anyio.move_on_after(1):
@@ -339,10 +326,8 @@ async def test_new_options_that_break_for_one_request_forget_no_other(option, ho
             raise how("no")
         return 1
 
-    handler = Held()
-    batcher = shoal.Batcher(handler, max_batch_size=1)
     changes: Any = {option: Refuses if option == "policy" else value_of}
-    async with plugged(handler, batcher, "runs") as (call, tasks):
+    async with plugged(Held(), "runs", max_batch_size=1) as (batcher, call, tasks):
         callers = await line_up(tasks, call("a"), call("bad"), call("b"))
         if how in (KeyError, Panic):
             batcher.configure(**changes)

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 import shoal
-from batching.scenes import Recorder, line_up, outcomes, settle, using
+from batching.callers import line_up, outcomes
+from batching.scenes import Recorder, opening, settle
 from handlers import double
 from shoal.batching.handlers.binding import Binding
 
@@ -176,7 +177,7 @@ async def test_tx5_a_bad_call_is_a_type_error_of_its_caller_alone_and_enters_no_
     async def two(left: list[int], right: list[int]) -> list[int]:
         return await recorder(left)
 
-    async with using(shoal.Batcher(two, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(two, batch_wait_timeout_s=1) as (_, call, tasks):
         (good,) = await line_up(tasks, call(1, 2))
         for bad in (
             lambda: call(1),

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 import shoal
+from batching.scenes import Recorder, Refusing, opening
 
 SHARINGS: list[dict[str, Any]] = [
     {},
@@ -123,10 +124,7 @@ async def test_users_get_no_results_of_each_other(sharing: dict[str, Any], way: 
     async def ask(call: Any, user: str) -> None:
         got[user] = (await made(way, call.options(metadata={"user": user}).options(timeout_s=5)))[0]
 
-    async with (
-        shoal.Batcher(handler, **LEVELS, **sharing) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, **LEVELS, **sharing) as (_, call, tasks):
         for user in ("ann", "bob"):
             tasks.start_soon(ask, call, user)
     assert got == {"ann": "ann", "bob": "bob"}
@@ -135,15 +133,11 @@ async def test_users_get_no_results_of_each_other(sharing: dict[str, Any], way: 
 @pytest.mark.parametrize("sharing", SHARINGS, ids=str)
 @pytest.mark.parametrize("way", ["call", "map", "stream"])
 async def test_the_first_time_limit_holds(sharing: dict[str, Any], way: str) -> None:
-    async def slowly(items: list[str]) -> list[str]:
-        await anyio.sleep(9)
-        return items
-
     async def slow_steps(items: list[str]) -> Any:
         await anyio.sleep(9)
         yield items
 
-    handler = slow_steps if way == "stream" else slowly
+    handler = slow_steps if way == "stream" else Refusing(run_s=9)
     async with shoal.Batcher(handler, **sharing) as call:
         began_at = anyio.current_time()
         with pytest.raises(shoal.errors.DeadlineExceeded):
@@ -151,22 +145,16 @@ async def test_the_first_time_limit_holds(sharing: dict[str, Any], way: str) -> 
         assert anyio.current_time() - began_at == 5
 
 
-async def test_a_call_that_does_not_share_keeps_to_that() -> None:
-    runs: list[str] = []
-
-    async def handler(items: list[str]) -> list[str]:
-        runs.extend(items)
-        return items
-
-    async with shoal.Batcher(handler, cache=shoal.Cache(max_size=9, ttl_s=60)) as call:
+async def test_a_call_that_does_not_share_keeps_to_that(recorder: Recorder) -> None:
+    async with shoal.Batcher(recorder, cache=shoal.Cache(max_size=9, ttl_s=60)) as call:
         own = call.options(share=False).options(timeout_s=5)
         for _ in range(2):
             await own("a")
             await own.map(["a"])
-        assert len(runs) == 4
+        assert len(recorder.batches) == 4
         for _ in range(2):
             await own.options(share=True)("a")
-        assert len(runs) == 5
+        assert len(recorder.batches) == 5
 
 
 async def test_a_later_value_replaces_an_earlier_one_and_none_leaves_it() -> None:

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcomes_in_order, read_all
+from batching.callers import outcomes_in_order, read_all
 
 pytestmark = pytest.mark.real_time
 

@@ -8,25 +8,14 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    Held,
-    Recorder,
-    Steps,
-    launch,
-    line_up,
-    read_all,
-    settle,
-)
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, read_all
+from batching.scenes import Held, Recorder, Steps, opening, running, settle
 from time_limits import HANG_S
 
 
 async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window(recorder):
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None, max_batch_size=2)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(batcher) as (_, call, tasks):
         callers = await launch(tasks, *map(call, range(3)))
         counts = await batcher.aclose()
         assert anyio.current_time() == 0
@@ -47,9 +36,7 @@ async def test_closing_runs_the_parked_as_well(held: Held) -> None:
 
 
 async def test_closing_refuses_further_calls(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(held) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         tasks.start_soon(batcher.aclose)
         await settle()
@@ -84,11 +71,8 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog, held):
     caplog.set_level(logging.INFO, logger="shoal")
-    batcher = shoal.Batcher(
-        held, max_batch_size=1, max_concurrent_batches=2, graceful_shutdown_timeout_s=5
-    )
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    options: Any = {"max_concurrent_batches": 2, "graceful_shutdown_timeout_s": 5}
+    async with running(held, max_batch_size=1, **options) as (batcher, call, tasks):
         held.gate.set()
         await call(0)
         held.gate = anyio.Event()
@@ -142,9 +126,7 @@ async def test_an_error_in_the_block_comes_out_and_the_batcher_is_closed() -> No
 
 
 async def test_closing_twice_is_closing_once_and_both_wait(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(held) as (batcher, call, tasks):
         await launch(tasks, call(0))
         closers = await launch(tasks, batcher.aclose(), batcher.aclose())
         assert [closer.outcome for closer in closers] == [PENDING, PENDING]
@@ -153,9 +135,7 @@ async def test_closing_twice_is_closing_once_and_both_wait(held: Held) -> None:
 
 
 async def test_closing_goes_on_when_its_caller_is_cancelled(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(held) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         (closer,) = await launch(tasks, batcher.aclose())
         await closer.gone()
@@ -198,9 +178,7 @@ async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(monkeypatch
         ended.append(1)
         return items
 
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=0)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(handler, graceful_shutdown_timeout_s=0) as (batcher, call, tasks):
         (caller,) = await line_up(tasks, call(0))
         assert await anyio.to_thread.run_sync(started.wait, 10)
         (closer,) = await line_up(tasks, batcher.aclose())
@@ -237,8 +215,7 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
             await anyio.sleep(1000)
         return items
 
-    batcher = shoal.Batcher(never, graceful_shutdown_timeout_s=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(never, graceful_shutdown_timeout_s=3) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(1))
         began = anyio.current_time()
         tasks.start_soon(batcher.aclose)
@@ -305,9 +282,8 @@ async def test_who_gathers_waits_in_the_queue_and_is_dropped_too() -> None:
 
 
 async def test_who_is_parked_is_dropped_and_takes_no_place_of_the_dropped() -> None:
-    batcher = shoal.Batcher(
-        slowly, max_batch_size=1, max_queued_requests=1, overload="wait", **DROP
-    )
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
+    batcher = shoal.Batcher(slowly, **options, **DROP)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await line_up(tasks, *map(call, range(5)))
         await anyio.sleep(1)

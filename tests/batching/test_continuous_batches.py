@@ -8,8 +8,9 @@ import anyio
 import pytest
 
 import shoal
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, outcome, read_all
 from batching.open_scenes import ORDERS, Kind, Server, Stepper
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, read_all, settle, using
+from batching.scenes import opening, running, settle
 from batching.test_idle import HOUR_S, watched
 from shoal import DispatchReason
 
@@ -130,7 +131,7 @@ async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None
         handler = Server(unary)
         handler.let_go(1, 2)
         size = 1 if first == "idle" else 2
-        async with using(of(handler, unary, max_batch_size=size)) as (call, tasks):
+        async with opening(of(handler, unary, max_batch_size=size)) as (_, call, tasks):
             if first != "idle":
                 await line_up(tasks, call(0))
             await settle()
@@ -175,14 +176,8 @@ async def test_a_wait_that_is_given_up_keeps_nobody_from_the_queue(gives_up: int
             await batch.join()
         await anyio.sleep_forever()
 
-    batcher = shoal.Batcher(
-        handler,
-        fill="continuous",
-        max_batch_size=1,
-        max_concurrent_batches=3,
-        graceful_shutdown_timeout_s=0,
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    slots = {"max_batch_size": 1, "max_concurrent_batches": 3, "graceful_shutdown_timeout_s": 0}
+    async with opening(handler, fill="continuous", **slots) as (batcher, call, tasks):
         await launch(tasks, *map(call, range(3)))
         go.set()
         await settle()
@@ -232,8 +227,7 @@ async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind
 async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handler_again(kind):
     handler = Server(kind)
     cause = ValueError("the handler's")
-    batcher = of(handler, kind, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, max_batch_size=2)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, cause, 1, 2, 3)
         handler.let_go(cause)
         await settle()
@@ -266,9 +260,7 @@ async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
 
 async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iteration(kind):
     handler = Stepper(kind)
-    batcher = of(handler, kind, max_batch_size=2)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(of(handler, kind, max_batch_size=2)) as (batcher, call, tasks):
         callers = await kind.line_up(tasks, call, *[(item, 2) for item in range(5)])
         await anyio.sleep(0.5)
         tasks.start_soon(batcher.aclose)
@@ -316,9 +308,7 @@ async def test_a_handler_can_close_its_own_batcher(kind: Kind) -> None:
             if request.item == "last":
                 await batcher.aclose()
 
-    batcher = of(handler, kind)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(of(handler, kind)) as (batcher, call, _):
         assert await kind.ask(call, "first") == "first"
         assert await kind.ask(call, "last") == "last"
     assert batcher.statistics().state == "closed"
@@ -487,7 +477,7 @@ async def test_the_items_of_a_step_are_sent_with_one_checkpoint() -> None:
         for request in joined:
             request.finish()
 
-    async with using(of(handler, Kind(streams=True), max_batch_size=10)) as (call, tasks):
+    async with opening(of(handler, Kind(streams=True), max_batch_size=10)) as (_, call, tasks):
         readers = await read_all(tasks, *map(call, range(10)))
     assert [reader.items for reader in readers] == [[item] for item in range(10)]
     assert passes <= 1
@@ -501,15 +491,9 @@ async def test_a_step_is_sent_when_all_its_buffers_have_room() -> None:
         for request in batch.active:
             request.finish()
 
-    batcher = of(
-        handler, Kind(streams=True), max_batch_size=2, stream_buffer=1, slow_reader_timeout_s=5
-    )
-    async with (
-        batcher as call,
-        anyio.create_task_group() as tasks,
-        call("fast") as first,
-        call("slow") as slow,
-    ):
+    options = {"max_batch_size": 2, "stream_buffer": 1, "slow_reader_timeout_s": 5}
+    opened = opening(of(handler, Kind(streams=True), **options))
+    async with opened as (_, call, tasks), call("fast") as first, call("slow") as slow:
         (fast,) = await read_all(tasks, first)
         await settle()
         assert fast.items == [0]
@@ -538,7 +522,7 @@ async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
         await batch.send({})
         good.finish()
 
-    async with using(of(handler, Kind(streams=True), max_batch_size=2)) as (call, tasks):
+    async with opening(of(handler, Kind(streams=True), max_batch_size=2)) as (_, call, tasks):
         readers = await read_all(tasks, call("good"), call("bad"))
     assert [(reader.items, reader.outcome) for reader in readers] == [([5], "end"), ([], "end")]
 

@@ -1,28 +1,14 @@
 """Deadlines: which request goes first, when a batch leaves early, and which call is refused."""
 
-from itertools import cycle
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcome, plugged, using
+from batching.callers import launch, line_up, outcome
+from batching.scenes import Held, Refusing, opening, plugged
 from shoal import DispatchReason
-
-
-class Slow(Recorder):
-    """A handler that takes its time."""
-
-    def __init__(self, run_s: Any) -> None:
-        super().__init__()
-        self.run_s = run_s
-
-    async def __call__(self, items: list[Any]) -> list[Any]:
-        self.note(items)
-        await anyio.sleep(self.run_s(len(items)) if callable(self.run_s) else self.run_s)
-        return items
-
 
 # order
 
@@ -57,16 +43,15 @@ class Slow(Recorder):
     ],
 )
 async def test_the_earliest_deadline_goes_first(options, dues, expected, held):
-    batcher = shoal.Batcher(held, order="deadline", **options)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, order="deadline", **options) as (_, call, tasks):
         for item, due in dues.items():
             await line_up(tasks, call.options(timeout_s=due)(item))
     assert held.batches[1:] == expected
 
 
 async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held: Held) -> None:
-    batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
-    async with plugged(held, batcher) as (call, tasks):
+    options: Any = {"order": "deadline", "priority_levels": 2, "priority_aging_s": None}
+    async with plugged(held, **options) as (_, call, tasks):
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
             asking = call.options(priority=priority, timeout_s=due)
             await line_up(tasks, asking((priority, due)))
@@ -77,9 +62,8 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before(held
 
 
 async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
-    handler = Slow(1)
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    handler = Refusing(run_s=1)
+    async with opening(handler, batch_wait_timeout_s=None) as (batcher, call, tasks):
         callers = await line_up(tasks, call("no deadline"))
         await anyio.sleep(2)
         callers += await line_up(tasks, call.options(timeout_s=8)("due"))
@@ -91,15 +75,14 @@ async def test_lb2_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured
 
 
 async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
-    times = cycle([3.9, 4.0, 4.1])
-    handler = Slow(lambda size: next(times))
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for _ in range(40):  # the longer it is known, the later it can leave
+    times = [3.9, 4.0, 4.1]
+    handler = Refusing()
+    async with opening(handler, batch_wait_timeout_s=60) as (batcher, call, tasks):
+        for handler.run_s in times * 14:  # the longer it is known, the later it can leave
             await line_up(tasks, call("before"))
             batcher.flush()
             await anyio.sleep(5)
-        for _ in range(3):
+        for handler.run_s in times:
             started = anyio.current_time()
             (caller,) = await line_up(tasks, call.options(timeout_s=20)("due"))
             await anyio.sleep(30)
@@ -109,7 +92,7 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
 
 
 async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
-    handler = Slow(0)
+    handler = Refusing()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, bucket_by=lambda item: item[0])
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("a1"))
@@ -120,7 +103,7 @@ async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
 
 
 async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_it() -> None:
-    handler = Slow(0)
+    handler = Refusing()
     batcher = shoal.Batcher(
         handler,
         max_batch_size=6,
@@ -137,19 +120,18 @@ async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_
 
 
 async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> None:
-    handler = Slow(0)
-    batcher = shoal.Batcher(
+    handler = Refusing()
+    async with opening(
         handler, batch_wait_timeout_s=None, preferred_batch_sizes=(4,), request_timeout_s=10
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    ) as (_, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
     assert [caller.outcome for caller in callers] == [1, 2]
     assert handler.reasons == [DispatchReason.DEADLINE]
 
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
-    handler = Slow(0)
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=60)) as (call, tasks):
+    handler = Refusing()
+    async with opening(handler, batch_wait_timeout_s=60) as (_, call, tasks):
         (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
         urgent.leave()
@@ -161,7 +143,7 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
 
 
 async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() -> None:
-    handler = Slow(1)
+    handler = Refusing(run_s=1)
     async with shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True) as call:
         with anyio.fail_after(10):
             assert await call("due") == "due"
@@ -169,7 +151,7 @@ async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() ->
 
 
 async def test_without_the_option_the_scope_only_ends_the_call() -> None:
-    handler = Slow(1)
+    handler = Refusing(run_s=1)
     async with shoal.Batcher(handler, batch_wait_timeout_s=60) as call:
         with anyio.move_on_after(10) as scope:
             await call("due")
@@ -178,13 +160,13 @@ async def test_without_the_option_the_scope_only_ends_the_call() -> None:
 
 
 async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", use_scope_deadline=True)
+    options: Any = {"max_batch_size": 1, "order": "deadline", "use_scope_deadline": True}
 
     async def within(scope_s: float, call: Any, item: Any) -> Any:
         with anyio.fail_after(scope_s):
             return await call(item)
 
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **options) as (_, call, tasks):
         await line_up(
             tasks,
             within(8, call, "scope 8"),
@@ -199,9 +181,8 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts(held: 
 
 
 async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
-    handler = Slow(4)
-    batcher = shoal.Batcher(handler, max_batch_size=1, refuse_late=True)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    handler = Refusing(run_s=4)
+    async with opening(handler, max_batch_size=1, refuse_late=True) as (batcher, call, tasks):
         callers = await launch(tasks, call.options(timeout_s=9)("not measured yet"))
         callers += await line_up(tasks, call.options(timeout_s=9)("not known either"))
         await anyio.sleep(10)
@@ -220,7 +201,7 @@ async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
 
 
 async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster() -> None:
-    handler = Slow(10)
+    handler = Refusing(run_s=10)
     async with shoal.Batcher(handler, max_batch_size=1, refuse_late=True) as call:
         await call("a cold start")
         handler.run_s = 1
@@ -228,8 +209,8 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
 
 
 async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
-    handler = Slow(4)
-    async with using(shoal.Batcher(handler, max_batch_size=2, refuse_late=True)) as (call, tasks):
+    handler = Refusing(run_s=4)
+    async with opening(handler, max_batch_size=2, refuse_late=True) as (_, call, tasks):
         await call.map([1, 2])
         callers = await launch(tasks, *map(call, range(2)))  # in the handler, for 4 s
         await anyio.sleep(1)

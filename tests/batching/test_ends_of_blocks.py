@@ -9,7 +9,8 @@ import pytest
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import Held, launch, outcome, outcomes, settle
+from batching.callers import launch, outcome, outcomes
+from batching.scenes import Held, settle
 from shoal.batching.decorator.block import BatcherBlock, loops_of_context
 from shoal.failures.exceptions import own_copy
 from time_limits import HANG_S

@@ -263,10 +263,7 @@ def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_queue_full(ope
         finally:
             has_called.set()
 
-    if opener == "host":
-        run_as_guest(opens, calls_it)
-    else:
-        run_as_guest(calls_it, opens)
+    run_as_guest(*((opens, calls_it) if opener == "host" else (calls_it, opens)))
     assert sorted(results) == [2, 4]
     assert sorted(seen) == [1, 2]
 

@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, outcome, outcomes, read_all, settle
+from batching.callers import launch, outcome, outcomes, read_all
+from batching.scenes import Held, Recorder, opening, settle
 from handlers import echo
 
 
@@ -31,6 +32,9 @@ class Coded(Exception):
         super().__init__(f"{code} at {where}")
         self.code = code
         self.where = where
+
+
+ISOLATED: dict[str, Any] = {"isolate_errors": True, "batch_wait_timeout_s": 1}
 
 
 class Slotted(Exception):
@@ -160,9 +164,7 @@ async def test_with_isolation_k_poison_items_of_n_fail_alone_in_at_most_2k_log2_
         return item
 
     handler = Recorder(answer)
-    batcher = shoal.Batcher(
-        handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=size
-    )
+    batcher = shoal.Batcher(handler, **ISOLATED, max_batch_size=size)
     async with batcher as call:
         got = await call.map(range(size), return_exceptions=True)
     for item, result in enumerate(got):
@@ -177,9 +179,8 @@ async def test_with_isolation_k_poison_items_of_n_fail_alone_in_at_most_2k_log2_
 
 
 async def test_a_batch_that_was_isolated_is_over_when_its_parts_are() -> None:
-    batcher = shoal.Batcher(
-        Recorder(lambda item: 1 // item), isolate_errors=True, max_queued_requests=0
-    )
+    handler = Recorder(lambda item: 1 // item)
+    batcher = shoal.Batcher(handler, isolate_errors=True, max_queued_requests=0)
     async with batcher as call:
         await outcomes(call(0), call(1), call(2))
         statistics = batcher.statistics()
@@ -190,8 +191,7 @@ async def test_a_batch_that_was_isolated_is_over_when_its_parts_are() -> None:
 
 async def test_a_caller_that_left_is_not_run_again_when_its_batch_is_isolated() -> None:
     held = Held(lambda item: 1 // item)
-    batcher = shoal.Batcher(held, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **ISOLATED, max_batch_size=4) as (_, call, tasks):
         callers = await launch(tasks, *map(call, range(4)))
         await callers[1].gone()
         held.gate.set()
@@ -240,8 +240,7 @@ async def test_streams_that_have_sent_nothing_are_isolated() -> None:
             raise ValueError(items)
         yield items
 
-    batcher = shoal.Batcher(handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, **ISOLATED, max_batch_size=4) as (_, call, tasks):
         readers = await read_all(tasks, *map(call, range(4)))
     assert [reader.items for reader in readers] == [[0], [1], [], [3]]
     assert [type(reader.outcome) for reader in readers] == [str, str, ValueError, str]
@@ -258,8 +257,7 @@ async def test_a_stream_that_has_sent_an_item_is_never_run_again() -> None:
         yield [items[0], shoal.SKIP, shoal.END]
         raise ValueError(items)
 
-    batcher = shoal.Batcher(handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, **ISOLATED, max_batch_size=3) as (_, call, tasks):
         readers = await read_all(tasks, *map(call, range(3)))
     assert [reader.items for reader in readers] == [[0], [1], []]
     assert [type(reader.outcome) for reader in readers] == [ValueError, str, str]

@@ -1,4 +1,7 @@
-"""Forming, through the batcher: full or waited long enough, and only for a slot that is free."""
+"""Forming, through the batcher: full or waited long enough, and only for a slot that is free.
+
+Callers in closed loops stay in one batch; see ``tests/core/test_returns.py`` for the rule.
+"""
 
 import time
 from typing import Any
@@ -7,9 +10,12 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcomes, settle, slots_of, using
+from batching.callers import launch, line_up, outcomes
+from batching.scenes import Held, Recorder, Refusing, opening, settle, slots_of
+from closed_loops import RUN_S, STEPS, THINK_S, Sizes, think
 from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT
+from shoal.core.request import DispatchReason
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -21,7 +27,7 @@ async def test_ru6_ru9_a_full_batch_leaves_at_once(size: int, recorder: Recorder
 
 
 async def test_the_wait_is_counted_from_the_arrival_of_the_oldest(recorder: Recorder) -> None:
-    async with using(shoal.Batcher(recorder, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(recorder, batch_wait_timeout_s=10) as (_, call, tasks):
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(4)
@@ -30,7 +36,7 @@ async def test_the_wait_is_counted_from_the_arrival_of_the_oldest(recorder: Reco
 
 
 async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next(recorder: Recorder) -> None:
-    async with using(shoal.Batcher(recorder, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(recorder, batch_wait_timeout_s=10) as (_, call, tasks):
         (oldest,) = await line_up(tasks, call(0))
         await anyio.sleep(4)
         arrived = anyio.current_time()
@@ -41,10 +47,7 @@ async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next(recorder: Rec
 
 
 async def test_tr27_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up(held):
-    async with (
-        shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=100) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(held, batch_wait_timeout_s=1, max_batch_size=100) as (_, call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(2)
         for item in range(1, 6):
@@ -57,7 +60,7 @@ async def test_tr27_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up(h
 
 @pytest.mark.parametrize("busy_s", [3, 10, 12])
 async def test_the_time_behind_a_busy_slot_counts_for_the_wait(busy_s: float, held: Held) -> None:
-    async with using(shoal.Batcher(held, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(held, batch_wait_timeout_s=10) as (_, call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(10)
         arrived = anyio.current_time()
@@ -86,10 +89,7 @@ async def test_callers_that_come_again_at_once_travel_together(recorder: Recorde
 
 
 async def test_a_wait_of_none_waits_until_the_batch_is_full(recorder: Recorder) -> None:
-    async with (
-        shoal.Batcher(recorder, batch_wait_timeout_s=None, max_batch_size=3) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(recorder, batch_wait_timeout_s=None, max_batch_size=3) as (_, call, tasks):
         await line_up(tasks, call(0), call(1))
         await anyio.sleep(80_000)
         assert recorder.batches == []
@@ -98,10 +98,7 @@ async def test_a_wait_of_none_waits_until_the_batch_is_full(recorder: Recorder) 
 
 
 async def test_the_order_of_arrival_holds(held: Held) -> None:
-    async with (
-        shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(held, max_batch_size=3, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(10)))
         await callers[4].gone()
         held.gate.set()
@@ -120,8 +117,7 @@ async def test_so_many_batches_run_at_once(slots: int, held: Held) -> None:
 
 
 async def test_a_flush_sends_what_is_in_the_queue_now(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, batch_wait_timeout_s=None) as (batcher, call, tasks):
         await line_up(tasks, call(0), call(1))
         batcher.flush()
         await settle()
@@ -143,8 +139,7 @@ async def test_a_flush_of_nothing_is_not_kept_for_later(recorder: Recorder) -> N
 
 
 async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one(held: Held) -> None:
-    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, batch_wait_timeout_s=None, max_batch_size=2) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(3)))
         batcher.flush()
         await callers[2].gone()
@@ -174,10 +169,7 @@ async def test_a_full_batch_begins_before_the_callers_of_the_last_one_go_on(slot
         await call(number)
         events.append(("has a result", number))
 
-    async with (
-        shoal.Batcher(handler, max_batch_size=2, max_concurrent_batches=slots) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(handler, max_batch_size=2, max_concurrent_batches=slots) as (_, call, tasks):
         for number in range(2 * slots):
             tasks.start_soon(caller, call, number)
         await anyio.sleep(0.5)
@@ -203,7 +195,7 @@ async def batches_in_a_row(run_s: float) -> int:
         await call(number)
         in_a_row.append(0)
 
-    async with using(shoal.Batcher(handler, max_batch_size=1)) as (call, tasks):
+    async with opening(handler, max_batch_size=1) as (_, call, tasks):
         for number in range(40):
             tasks.start_soon(caller, call, number)
     assert sum(in_a_row) == 40
@@ -236,10 +228,8 @@ async def test_opening_makes_one_slot_whatever_the_bound(bound: int | None) -> N
 @pytest.mark.parametrize("bound", [MANY, None])
 @pytest.mark.parametrize("wait_s", [0, None])
 async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s, held):
-    batcher = shoal.Batcher(
-        held, max_batch_size=1, max_concurrent_batches=bound, batch_wait_timeout_s=wait_s
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options: Any = {"max_concurrent_batches": bound, "batch_wait_timeout_s": wait_s}
+    async with opening(held, max_batch_size=1, **options) as (batcher, call, tasks):
         callers = await launch(tasks, *map(call, range(100)))
         assert batcher.statistics().batches_running == 100
         assert slots_of(batcher) == 101
@@ -250,27 +240,23 @@ async def test_as_many_batches_run_at_once_as_there_are(bound, wait_s, held):
 
 
 async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill(recorder):
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=2, max_concurrent_batches=None, batch_wait_timeout_s=3
-    )
-    async with batcher as call:
+    options: Any = {"max_concurrent_batches": None, "batch_wait_timeout_s": 3}
+    async with shoal.Batcher(recorder, max_batch_size=2, **options) as call:
         await outcomes(*map(call, range(3)))
         assert anyio.current_time() == 3
     assert sorted(map(len, recorder.batches)) == [1, 2]
 
 
 async def test_without_a_bound_a_queue_of_no_length_admits_all(held: Held) -> None:
-    async with using(
-        shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0)
-    ) as (call, tasks):
+    options: Any = {"max_concurrent_batches": None, "max_queued_requests": 0}
+    async with opening(held, max_batch_size=1, **options) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(50)))
         await held.release()
         assert [caller.outcome for caller in callers] == list(range(50))
 
 
 async def test_the_bound_on_batches_can_be_lifted_and_set_again_while_they_run(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=1) as (batcher, call, tasks):
         await launch(tasks, *map(call, range(20)))
         assert batcher.statistics().batches_running == 1
         batcher.configure(max_concurrent_batches=None)
@@ -307,13 +293,8 @@ async def test_batches_that_take_requests_while_they_run_need_no_bound_either(fi
 
 
 async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bound() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(2)
-        return items
-
-    async with using(
-        shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=None, refuse_late=True)
-    ) as (call, tasks):
+    options: Any = {"max_batch_size": 1, "max_concurrent_batches": None, "refuse_late": True}
+    async with opening(Refusing(run_s=2), **options) as (_, call, tasks):
         for _ in range(5):
             await call(0)
         busy = await line_up(tasks, *map(call, range(10)))
@@ -325,13 +306,109 @@ async def test_late_calls_are_refused_by_the_run_time_alone_where_there_is_no_bo
 
 
 async def test_adaptive_batches_need_no_bound_on_their_number() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(0.01)
-        return items
-
-    target = shoal.LatencyTarget(p99_s=0.1)
-    batcher = shoal.Batcher(handler, max_batch_size=8, max_concurrent_batches=None, adaptive=target)
+    options: Any = {"max_batch_size": 8, "adaptive": shoal.LatencyTarget(p99_s=0.1)}
+    batcher = shoal.Batcher(Refusing(run_s=0.01), **options, max_concurrent_batches=None)
     async with batcher as call:
         for _ in range(20):
             assert await call.map(range(30)) == list(range(30))
         assert 1 <= batcher.statistics().batch_size_limit <= 8  # and so it is a number
+
+
+CALLERS = 16
+ROUNDS = 40
+MOST = 64
+
+
+async def once(call: Any, number: int) -> None:
+    assert await call(number) == number
+
+
+async def read(call: Any, number: int) -> None:
+    async with call(number) as stream:
+        assert [item async for item in stream] == [number] * STEPS
+
+
+async def in_loops(
+    make_call: Any, call: Any, *, callers: int = CALLERS, rounds: int = ROUNDS
+) -> None:
+    """Has callers call again and again, each some time after its last result."""
+
+    async def loop(number: int) -> None:
+        for nth in range(rounds):
+            await think(number, nth, callers)
+            await make_call(call, number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(callers):
+            tasks.start_soon(loop, number)
+
+
+KINDS = {"results": once, "steps": read}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"priority_levels": 2}], ids=["plain", "ranked"])
+async def test_callers_in_closed_loops_are_gathered_again(kind, options):
+    means = {}
+    for regather in (True, False):
+        handler = Sizes()
+        batcher = shoal.Batcher(
+            getattr(handler, kind), max_batch_size=MOST, regather=regather, **options
+        )
+        async with batcher as call:
+            await in_loops(KINDS[kind], call)
+        means[regather] = handler.mean()
+        reasons = batcher.statistics().batches
+        assert reasons[DispatchReason.REGATHER] == handler.reasons.count(DispatchReason.REGATHER)
+        assert (reasons[DispatchReason.REGATHER] > len(handler.sizes) / 2) is regather
+    assert means[True] >= 0.85 * CALLERS
+    assert means[False] < 0.6 * CALLERS
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_callers_of_replicas_are_gathered_again(replicas):
+    handler = Sizes()
+
+    @shoal.accept_batch
+    async def code(items: list[int]) -> list[int]:
+        return await handler.results(items)
+
+    async with shoal.start() as client:
+        config = {"num_replicas": replicas, "placement": "task", "max_batch_size": 64}
+        await client.create_backend("b", code, config=config)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        await in_loops(once, handle.call)
+    assert handler.mean() >= 0.85 * CALLERS / replicas
+    assert max(handler.sizes) <= CALLERS
+
+
+async def test_a_time_limit_of_handlers_does_not_split_the_callers():
+    handler = Sizes()
+    limits = {"max_concurrent_batches": 2, "handler_timeout_s": 1.6 * RUN_S}
+    async with shoal.Batcher(handler.results, max_batch_size=MOST, **limits) as call:
+        await in_loops(once, call)
+    assert handler.mean() >= 0.85 * CALLERS / 2
+
+
+async def test_a_lone_caller_is_not_delayed():
+    async with shoal.Batcher(Sizes().results, max_batch_size=64) as call:
+        for _ in range(30):
+            await anyio.sleep(THINK_S)
+            started = anyio.current_time()
+            await call(1)
+            assert anyio.current_time() - started == pytest.approx(RUN_S + 0.0001)
+
+
+async def test_a_group_that_stays_away_delays_nobody_for_long():
+    handler = Sizes()
+    async with shoal.Batcher(handler.results, max_batch_size=64) as call:
+        await in_loops(once, call)
+        took = []
+        for _ in range(30):
+            started = anyio.current_time()
+            await call(1)
+            took.append(anyio.current_time() - started)
+            await anyio.sleep(RUN_S)
+        assert max(took) < 2 * RUN_S
+        assert took[-1] == pytest.approx(RUN_S + 0.0001)

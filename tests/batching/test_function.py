@@ -311,11 +311,8 @@ async def test_fastapi_serves_it_and_depends_on_it(function: Any) -> None:
     async def needs(found: int = depends) -> list[int]:
         return [found]
 
-    transport = httpx.ASGITransport(api)
-    async with (
-        shoal.open_batchers(),
-        httpx.AsyncClient(transport=transport, base_url="http://a") as to,
-    ):
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://a")
+    async with shoal.open_batchers(), client as to:
         assert (await to.get("/x", params={"numbers": 2})).json() == 4
         assert (await to.get("/needs", params={"numbers": 3})).json() == [6]
 

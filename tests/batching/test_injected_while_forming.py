@@ -84,13 +84,8 @@ async def test_a_caller_who_finds_the_queue_full(how: str, overload: str) -> Non
     """It leaves while it is parked, or when another has been shed for it; others are served."""
 
     async def scene(nth: int) -> bool:
-        batcher = shoal.Batcher(
-            doubled_after_a_second,
-            max_batch_size=1,
-            max_queued_requests=2,
-            overload=overload,
-            priority_levels=3,
-        )
+        options: Any = {"max_queued_requests": 2, "overload": overload, "priority_levels": 3}
+        batcher = shoal.Batcher(doubled_after_a_second, max_batch_size=1, **options)
         ends: dict[int, Any] = {}
 
         async def neighbour(level: int, item: int) -> None:
@@ -136,15 +131,9 @@ async def test_a_call_of_several_parts(how: str, slots: int, as_map: bool) -> No
     large, small = list(range(10)), [1, 2, 3]
 
     async def scene(nth: int) -> bool:
-        batcher = shoal.Batcher(
-            doubled_lists,
-            max_batch_size=4,
-            max_concurrent_batches=slots,
-            batch_wait_timeout_s=1.0,
-            batch_size_fn=len,
-            split=halves,
-            join=joined,
-        )
+        split: Any = {"batch_size_fn": len, "split": halves, "join": joined}
+        options: Any = {"max_concurrent_batches": slots, "batch_wait_timeout_s": 1.0}
+        batcher = shoal.Batcher(doubled_lists, max_batch_size=4, **options, **split)
         results: list[list[int]] = []
 
         async def neighbour() -> None:
@@ -182,9 +171,8 @@ async def test_a_caller_beside_an_item_that_makes_the_handler_fail(how: str) -> 
         return [2 * item for item in items]
 
     async def scene(nth: int) -> bool:
-        batcher = shoal.Batcher(
-            picky, max_batch_size=6, batch_wait_timeout_s=1.0, isolate_errors=True
-        )
+        options: Any = {"batch_wait_timeout_s": 1.0, "isolate_errors": True}
+        batcher = shoal.Batcher(picky, max_batch_size=6, **options)
 
         async def poisoned() -> None:
             with pytest.raises(ValueError, match="unlucky"):

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcome, outcomes, plugged, settle
+from batching.callers import launch, line_up, outcomes, read_all
+from batching.scenes import Held, Recorder, Refusing, opening, plugged, running, settle
 from shoal.core.request import Batch, DispatchReason
 
 
@@ -20,10 +21,7 @@ async def about(items: list[Any]) -> list[Any]:
 
 
 async def test_the_handler_knows_its_batch_and_its_requests_in_order() -> None:
-    async with (
-        shoal.Batcher(about, max_batch_size=2, batch_wait_timeout_s=1) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(about, max_batch_size=2, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(
             tasks, call("a"), call.options(metadata={"user": 1})("b"), call("c")
         )
@@ -35,9 +33,7 @@ async def test_the_handler_knows_its_batch_and_its_requests_in_order() -> None:
 
 
 async def test_the_reason_says_why_the_batch_was_dispatched() -> None:
-    batcher = shoal.Batcher(about, max_batch_size=2, batch_wait_timeout_s=1)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(about, max_batch_size=2, batch_wait_timeout_s=1) as (batcher, call, tasks):
         (timer,) = await line_up(tasks, call("timer"))
         await anyio.sleep(2)
         (flush,) = await line_up(tasks, call("flush"))
@@ -100,8 +96,7 @@ async def test_two_batches_at_once_know_each_their_own() -> None:
         await gate.wait()
         return [request.item for request in shoal.current_batch().requests]
 
-    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, max_batch_size=1, max_concurrent_batches=2) as (_, call, tasks):
         callers = await launch(tasks, call("a"), call("b"))
         gate.set()
     assert [caller.outcome for caller in callers] == ["a", "b"]
@@ -165,10 +160,8 @@ async def test_statistics_say_where_every_request_is() -> None:
 
 
 async def test_the_scheduling_capacity_is_what_would_start_at_once(held: Held) -> None:
-    batcher = shoal.Batcher(
-        held, max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=None
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options: Any = {"max_concurrent_batches": 2, "batch_wait_timeout_s": None}
+    async with opening(held, max_batch_size=4, **options) as (batcher, call, tasks):
         assert batcher.statistics().scheduling_capacity == 8
         await line_up(tasks, *map(call, range(3)))
         assert batcher.statistics().scheduling_capacity == 5
@@ -185,11 +178,7 @@ async def test_the_scheduling_capacity_is_what_would_start_at_once(held: Held) -
 
 
 async def test_wait_and_run_times_are_measured_in_seconds() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        return items
-
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=2)
+    batcher = shoal.Batcher(Refusing(run_s=3), batch_wait_timeout_s=2)
     async with batcher as call:
         await outcomes(call(1), call(2))
         await call(3)
@@ -203,9 +192,8 @@ async def test_wait_and_run_times_are_measured_in_seconds() -> None:
 
 
 async def test_a_batcher_says_where_its_batches_are(held: Held) -> None:
-    batcher = shoal.Batcher(held)
-    assert batcher.stacks() == []
-    async with plugged(held, batcher, 1):
+    assert shoal.Batcher(held).stacks() == []
+    async with plugged(held) as (batcher, _, _):
         (stack,) = batcher.stacks()
         assert "await self.gate.wait()" in stack
 
@@ -236,45 +224,33 @@ async def isolated(items: list[Any]) -> list[Any]:
     return items
 
 
-async def read(batcher: Any, item: Any, got: list[Any]) -> None:
-    async with batcher.call(item) as stream:
-        async for step in stream:
-            got.append(step)  # noqa: PERF401
-    got.append("end")
-
-
 @pytest.mark.parametrize("how", ["aclose", "drain"])
 async def test_a_stream_without_an_end_ends_when_the_batcher_does(how: str) -> None:
-    batcher: Any = shoal.Batcher(ticks, max_batch_size=1)
-    got: list[Any] = []
-    async with batcher, anyio.create_task_group() as tasks:
-        tasks.start_soon(read, batcher, 1, got)
+    async with opening(ticks, max_batch_size=1) as (batcher, call, tasks):
+        (reader,) = await read_all(tasks, call(1))
         await anyio.sleep(2.5)
         if how == "aclose":
             await batcher.aclose()
         else:
             batcher.drain()
             await settle()
-        assert got == [1, 1, 1, "end"]
+        assert (reader.items, reader.outcome) == ([1, 1, 1], "end")
         assert anyio.current_time() == 2.5
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
 async def test_so_do_the_requests_of_an_open_batch(fill: Any) -> None:
-    batcher: Any = shoal.Batcher(stays, fill=fill, streams=True)
-    got: list[Any] = []
-    async with batcher, anyio.create_task_group() as tasks:
-        tasks.start_soon(read, batcher, 1, got)
+    async with opening(stays, fill=fill, streams=True) as (batcher, call, tasks):
+        (reader,) = await read_all(tasks, call(1))
         await settle()
         await batcher.aclose()
-    assert got == ["bye", "end"]
+    assert (reader.items, reader.outcome) == (["bye"], "end")
 
 
 async def test_a_part_of_a_batch_is_told_as_well() -> None:
     batcher: Any = shoal.Batcher(isolated, isolate_errors=True, batch_wait_timeout_s=1)
-    async with batcher, anyio.create_task_group() as tasks:
-        for item in (1, 2):
-            tasks.start_soon(outcome, batcher.call(item))
+    async with opening(batcher) as (_, call, tasks):
+        await line_up(tasks, call(1), call(2))
         await anyio.sleep(2)
         await batcher.aclose()
         assert batcher.statistics().finished == 2
@@ -287,15 +263,13 @@ async def test_a_thread_may_ask() -> None:
         while not batch.draining.is_set():
             yield items
 
-    batcher: Any = shoal.Batcher(plain)
-    got: list[Any] = []
     with anyio.fail_after(5):
-        async with batcher, anyio.create_task_group() as tasks:
-            tasks.start_soon(read, batcher, 1, got)
-            while not got:
+        async with opening(plain) as (batcher, call, tasks):
+            (reader,) = await read_all(tasks, call(1))
+            while not reader.items:
                 await anyio.lowlevel.checkpoint()
             await batcher.aclose()
-    assert got[-1] == "end"
+    assert reader.outcome == "end"
 
 
 async def test_a_batch_of_no_batcher_never_drains() -> None:

@@ -8,20 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcome,
-    outcomes,
-    outcomes_in_order,
-    plugged,
-    settle,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, line_up, outcome, outcomes, outcomes_in_order
+from batching.scenes import Held, Recorder, opening, plugged, settle
 
 
 def divide(text: str, room: float) -> list[str]:
@@ -69,7 +57,7 @@ async def test_parts_run_side_by_side_where_there_are_slots() -> None:
 
 async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     handler = Recorder(upper)
-    async with using(shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(handler, **SPLIT, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, call("abc"))
         callers += await launch(tasks, call("defghi"))
         assert handler.batches == [["abc", "d"], ["efgh"]]
@@ -81,10 +69,8 @@ async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
 
 async def test_the_room_is_that_of_the_items_own_bucket() -> None:
     handler = Recorder(upper)
-    batcher = shoal.Batcher(
-        handler, **SPLIT, batch_wait_timeout_s=1, bucket_by=lambda text: text.islower()
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options: Any = {**SPLIT, "batch_wait_timeout_s": 1, "bucket_by": str.islower}
+    async with opening(handler, **options) as (_, call, tasks):
         await line_up(tasks, call("ab"))
         await line_up(tasks, call("WXY"))
         await line_up(tasks, call("cdef"))
@@ -166,8 +152,7 @@ async def test_a_broken_join_fails_its_caller_alone(recorder: Recorder) -> None:
 
 
 async def test_a_queue_without_room_for_all_parts_takes_none(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT, max_queued_requests=2)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **SPLIT, max_queued_requests=2) as (batcher, call, tasks):
         assert isinstance(await outcome(call("abcdefghij")), shoal.errors.Overloaded)
         assert batcher.statistics().queued == 0
         (caller,) = await line_up(tasks, call("abcdef"))
@@ -179,8 +164,7 @@ async def test_a_queue_without_room_for_all_parts_takes_none(held: Held) -> None
 
 
 async def test_who_leaves_takes_all_parts_along(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **SPLIT) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call("abcdefghij"))
         assert (batcher.statistics().running, batcher.statistics().queued) == (1, 2)
         await caller.gone()
@@ -191,8 +175,7 @@ async def test_who_leaves_takes_all_parts_along(held: Held) -> None:
 
 
 async def test_all_parts_have_the_deadline_of_their_item(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, **SPLIT) as (batcher, call, tasks):
         (caller,) = await line_up(tasks, call.options(timeout_s=5)("abcdefghij"))
         await anyio.sleep(6)
         assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
@@ -234,8 +217,7 @@ async def test_streams_are_not_divided() -> None:
 
 
 async def test_a_map_is_joined_by_the_options_that_divided_it(held: Held) -> None:
-    batcher = shoal.Batcher(held, **SPLIT)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **SPLIT) as (batcher, call, tasks):
         (caller,) = await line_up(tasks, call.map(["abcdef", "gh"]))
         batcher.configure(split=None, join=None)
     assert caller.outcome == ["abcdef", "gh"]

@@ -8,17 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    PENDING,
-    Caller,
-    Held,
-    Recorder,
-    Refusing,
-    launch,
-    outcomes,
-    settle,
-    using,
-)
+from batching.callers import PENDING, Caller, launch, outcomes
+from batching.scenes import Held, Recorder, Refusing, opening, settle
 from shoal import Limit
 from shoal.core.forming.former import Former
 
@@ -58,7 +49,7 @@ async def test_a_batch_is_paid_for_before_the_next_one_starts(limit, most_cost, 
 
 
 async def test_requests_that_wait_for_the_limit_fill_the_batch(recorder: Recorder) -> None:
-    async with using(shoal.Batcher(recorder, limit=EVERY_SECOND)) as (call, tasks):
+    async with opening(recorder, limit=EVERY_SECOND) as (_, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         await anyio.sleep(0.5)
@@ -85,7 +76,7 @@ async def test_a_burst_spends_what_was_saved_up_for_as_long_as_it_says(recorder:
 
 async def test_a_batch_that_needs_no_wait_has_its_own_reason() -> None:
     busy = Refusing(run_s=3)
-    async with using(shoal.Batcher(busy, limit=EVERY_SECOND)) as (call, tasks):
+    async with opening(busy, limit=EVERY_SECOND) as (_, call, tasks):
         await launch(tasks, call(0))
         await launch(tasks, call(1))  # waits for the slot, for longer than for the limit
     assert busy.reasons == ["timer", "timer"]
@@ -93,8 +84,7 @@ async def test_a_batch_that_needs_no_wait_has_its_own_reason() -> None:
 
 
 async def test_a_window_that_ends_after_the_limit_is_kept(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=2, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, batch_wait_timeout_s=2, limit=EVERY_SECOND) as (_, call, tasks):
         await launch(tasks, call(0))
         await anyio.sleep(2.5)
         await launch(tasks, call(1))
@@ -106,8 +96,7 @@ async def test_a_window_that_ends_after_the_limit_is_kept(recorder: Recorder) ->
 
 
 async def test_a_deadline_ends_a_call_that_waits_for_the_limit(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, limit=Limit(batches_per_s=0.1))
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, limit=Limit(batches_per_s=0.1)) as (_, call, tasks):
         await call(0)
         late, other = await launch(tasks, call.options(timeout_s=2)(1), call(2))
         await anyio.sleep(3)
@@ -120,7 +109,7 @@ async def test_a_deadline_ends_a_call_that_waits_for_the_limit(recorder: Recorde
 
 async def test_a_flush_does_not_exceed_the_limit(recorder: Recorder) -> None:
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         for number in range(2):
             await launch(tasks, call(number))
             batcher.flush()
@@ -132,10 +121,8 @@ async def test_a_flush_does_not_exceed_the_limit(recorder: Recorder) -> None:
 
 @pytest.mark.parametrize("graceful_s", [2.5, 20])
 async def test_closing_waits_for_the_limit_but_no_longer_than_it_may(graceful_s, recorder):
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=1, limit=EVERY_SECOND, graceful_shutdown_timeout_s=graceful_s
-    )
-    async with using(batcher) as (call, tasks):
+    options: Any = {"limit": EVERY_SECOND, "graceful_shutdown_timeout_s": graceful_s}
+    async with opening(recorder, max_batch_size=1, **options) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(5)))
         counts = await batcher.aclose()
     ended = [caller.outcome for caller in callers]
@@ -149,8 +136,7 @@ async def test_closing_waits_for_the_limit_but_no_longer_than_it_may(graceful_s,
 @pytest.mark.parametrize("overload", ["reject", "wait"])
 async def test_the_bound_of_the_queue_holds_though_slots_are_idle(overload, recorder):
     options: Any = {"max_queued_requests": 3, "overload": overload}
-    batcher = shoal.Batcher(recorder, **CALLS, **options, limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, **CALLS, **options, limit=EVERY_SECOND) as (batcher, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         callers = await launch(tasks, *(call(n) for n in range(2, 8)))
@@ -166,7 +152,7 @@ async def test_the_bound_of_the_queue_holds_though_slots_are_idle(overload, reco
 
 async def test_callers_that_wait_for_room_fill_the_batch_when_the_limit_allows_it(recorder):
     batcher = shoal.Batcher(recorder, max_queued_requests=1, overload="wait", limit=EVERY_SECOND)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         await call(0)
         await launch(tasks, *(call(n) for n in range(1, 6)))
         assert (batcher.statistics().queued, batcher.statistics().parked) == (1, 4)
@@ -182,7 +168,7 @@ async def test_arrivals_do_not_wake_a_slot_that_waits_for_the_limit(monkeypatch)
         decisions += 1
         return decide(former, now)
 
-    async with using(shoal.Batcher(busy, max_batch_size=500, limit=EVERY_SECOND)) as (call, tasks):
+    async with opening(busy, max_batch_size=500, limit=EVERY_SECOND) as (_, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         monkeypatch.setattr(Former, "decide", counted)
@@ -208,8 +194,7 @@ CHANGES: dict[str, tuple[Limit | None, float]] = {
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_change_applies_to_requests_that_wait(change: str, recorder: Recorder) -> None:
     limit, starts_at = CHANGES[change]
-    batcher = shoal.Batcher(recorder, limit=Limit(batches_per_s=0.1))
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, limit=Limit(batches_per_s=0.1)) as (batcher, call, tasks):
         await call(0)
         await launch(tasks, call(1))
         await anyio.sleep(1)
@@ -258,7 +243,7 @@ async def test_streams_are_limited_too() -> None:
 
 async def test_a_batch_whose_callers_left_in_its_tick_is_not_paid_for(recorder: Recorder) -> None:
     batcher = shoal.Batcher(recorder, batch_wait_timeout_s=5, limit=Limit(batches_per_s=0.01))
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         (caller,) = await launch(tasks, call(0))
         caller.leave()
         batcher.flush()  # the slot may be woken before its caller is
@@ -294,8 +279,7 @@ async def test_a_number_is_not_a_limit() -> None:
 
 async def test_a_cost_beyond_all_numbers_blocks_and_breaks_nothing(recorder: Recorder) -> None:
     options: Any = {"batch_size_fn": lambda n: n, "max_batch_size": 10**500}
-    batcher = shoal.Batcher(recorder, **options, limit=Limit(cost_per_min=1))
-    async with using(batcher) as (call, tasks):
+    async with opening(recorder, **options, limit=Limit(cost_per_min=1)) as (batcher, call, tasks):
         assert await call(10**400) == 10**400
         callers: list[Caller] = await launch(tasks, call.options(timeout_s=5)(1))
         await anyio.sleep(6)

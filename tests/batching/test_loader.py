@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Recorder, launch, outcomes, using
+from batching.callers import LEFT, launch, outcomes
+from batching.scenes import Recorder, opening
 from conformance.replica_scenes import served
 from shoal.errors import BatcherClosed
 
@@ -51,7 +52,7 @@ async def test_an_error_fails_its_item_alone_and_is_not_remembered():
 
 
 async def test_a_caller_that_leaves_takes_nothing_from_the_others(held):
-    async with using(shoal.Batcher(held, max_batch_size=1)) as (call, tasks):
+    async with opening(held, max_batch_size=1) as (_, call, tasks):
         loader = shoal.Loader(call)
         leaving, staying, other = await launch(
             tasks, loader.load(1), loader.load(1), loader.load_many([1, 2])
@@ -75,7 +76,7 @@ async def test_a_handler_does_not_wait_for_its_own_batch():
 
 
 async def test_one_that_only_waits_may_leave(held):
-    async with using(shoal.Batcher(held)) as (call, tasks):
+    async with opening(held) as (_, call, tasks):
         loader = shoal.Loader(call)
         loading, waiting = await launch(tasks, loader.load(1), loader.load(1))
         waiting.leave()
@@ -99,7 +100,7 @@ async def test_results_can_be_given_and_forgotten(recorder):
 
 
 async def test_what_is_forgotten_while_it_is_loaded_is_loaded_again(held):
-    async with using(shoal.Batcher(held)) as (call, tasks):
+    async with opening(held) as (_, call, tasks):
         loader = shoal.Loader(call)
         before = await launch(tasks, loader.load(1), loader.load(1))
         loader.clear(1)

@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, settle, using
+from batching.callers import LEFT, PENDING, launch, line_up, outcome
+from batching.scenes import Held, Recorder, Refusing, opening, running, settle
 
 
 async def test_the_results_come_in_the_order_of_the_items() -> None:
@@ -87,10 +88,7 @@ async def test_return_exceptions_keeps_errors_in_place(poison: set[int]) -> None
 
 
 async def test_a_failed_batch_fails_its_items_alone() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        return [1 // item for item in items]
-
-    async with shoal.Batcher(handler, max_batch_size=2) as call:
+    async with shoal.Batcher(Recorder(lambda item: 1 // item), max_batch_size=2) as call:
         got = await call.map([1, 1, 0, 1, 1], return_exceptions=True)
         assert [type(one) for one in got] == [int, int, ZeroDivisionError, ZeroDivisionError, int]
         assert got[2] is not got[3]
@@ -99,15 +97,14 @@ async def test_a_failed_batch_fails_its_items_alone() -> None:
 
 
 async def test_items_of_a_map_share_batches_with_other_calls(held: Held) -> None:
-    async with using(shoal.Batcher(held, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(held, batch_wait_timeout_s=1) as (_, call, tasks):
         await line_up(tasks, call("a"), call.map(["b", "c"]), call("d"))
         held.gate.set()
     assert held.batches == [["a", "b", "c", "d"]]
 
 
 async def test_tq9_a_map_that_is_cancelled_drops_all_of_its_calls(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=2) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call.map(range(5)))
         await caller.gone()
         assert held.cancelled == [[0, 1]]
@@ -120,8 +117,7 @@ async def test_tq9_a_map_that_is_cancelled_drops_all_of_its_calls(held: Held) ->
 
 @pytest.mark.parametrize("leave_first", [True, False])
 async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(leave_first, held):
-    batcher = shoal.Batcher(held, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=2) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call.map(range(4)))
         if leave_first:
             caller.leave()
@@ -136,8 +132,7 @@ async def test_a_map_may_be_left_in_the_tick_in_which_a_batch_of_it_is_answered(
 
 
 async def test_a_map_that_does_not_fit_is_rejected_whole(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=3)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=2, max_queued_requests=3) as (batcher, call, tasks):
         (fits,) = await launch(tasks, call.map(range(5)))
         assert isinstance(await outcome(call.map([5])), shoal.errors.Overloaded)
         assert batcher.statistics().rejected == 1
@@ -148,12 +143,8 @@ async def test_a_map_that_does_not_fit_is_rejected_whole(held: Held) -> None:
 
 @pytest.mark.parametrize("way", ["request_timeout_s", "timeout_s"])
 async def test_a_deadline_fails_what_has_not_ended(way: str) -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        return items
-
     options: Any = {"request_timeout_s": 5} if way == "request_timeout_s" else {}
-    batcher = shoal.Batcher(handler, max_batch_size=2, **options)
+    batcher = shoal.Batcher(Refusing(run_s=3), max_batch_size=2, **options)
     async with batcher as call:
         bound = call.options(timeout_s=5) if way == "timeout_s" else call
         got = await bound.map(range(5), return_exceptions=True)
@@ -167,8 +158,7 @@ async def test_a_deadline_fails_what_has_not_ended(way: str) -> None:
 
 async def test_closing_fails_the_calls_of_a_map_that_are_left() -> None:
     batcher = shoal.Batcher(Held(), max_batch_size=2, graceful_shutdown_timeout_s=1)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(batcher) as (_, call, tasks):
         (caller,) = await launch(tasks, call.map(range(5), return_exceptions=True))
         await batcher.aclose()
     assert [type(error) for error in caller.outcome] == [shoal.errors.BatcherClosed] * 5
@@ -247,8 +237,7 @@ async def test_an_item_that_can_not_be_split_has_its_error_in_its_place() -> Non
 
 
 async def test_options_that_change_when_the_calls_are_made_fail_single_items(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=5)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=2, batch_wait_timeout_s=5) as (batcher, call, tasks):
         await line_up(tasks, call("x"))
         made = call.map(["a", "large", "b"], return_exceptions=True)
         batcher.configure(batch_size_fn=_fails, max_batch_size=9)

@@ -14,7 +14,7 @@ import sniffio
 import trio
 
 import shoal
-from batching.scenes import Held, Recorder, settle
+from batching.scenes import Held, Recorder, opening, running, settle
 
 
 class Source:
@@ -75,8 +75,7 @@ async def test_no_more_items_are_under_way_than_the_window_has_room_for(window, 
 
 
 async def test_full_batches_wait_while_one_runs(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=4)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=4) as (batcher, call, tasks):
         results = call.map(itertools.count())
         tasks.start_soon(anext, results)
         await settle()
@@ -360,8 +359,7 @@ async def test_a_map_goes_on_when_the_queue_is_made_smaller_than_what_it_calls_a
 
 async def test_an_item_that_others_leave_no_room_for_is_called_again_for_a_while() -> None:
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=1, max_queued_requests=1) as (_, call, tasks):
         for item in ("runs", "queued"):
             tasks.start_soon(call, item)
             await settle()
@@ -377,8 +375,7 @@ async def test_an_item_that_others_leave_no_room_for_is_called_again_for_a_while
         await anyio.sleep(2)
         assert results == [0, 1, 2, 3, 4]
     held = Held()
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=0)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(held, max_batch_size=1, max_queued_requests=0) as (_, call, tasks):
         tasks.start_soon(call, "runs")
         await settle()
         with pytest.raises(shoal.errors.Overloaded), anyio.fail_after(70):
@@ -388,8 +385,7 @@ async def test_an_item_that_others_leave_no_room_for_is_called_again_for_a_while
 
 async def test_closing_the_batcher_ends_a_map(held: Held) -> None:
     batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=1)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(batcher) as (_, call, tasks):
         results = call.map(itertools.count())
 
         async def close() -> None:

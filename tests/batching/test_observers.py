@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, settle
+from batching.callers import outcome
+from batching.scenes import Held, Recorder, settle
 from shoal import DispatchReason
 from shoal.core.events import Observers
 from shoal.statistics import BatchObserver, BatchRecord
@@ -96,11 +97,7 @@ async def test_requests_of_an_open_batch_are_told_of_one_by_one(fill):
 
 
 async def test_a_batch_that_is_interrupted_is_recorded():
-    async def wait(items: list[int]) -> list[int]:
-        await anyio.sleep_forever()
-        return items
-
-    batcher = shoal.Batcher(wait, handler_timeout_s=1)
+    batcher = shoal.Batcher(Held(), handler_timeout_s=1)
     batcher.observers.add(told := Told())
     async with batcher as call:
         with pytest.raises(shoal.errors.HandlerTimeout):
@@ -248,11 +245,8 @@ class Surrounding(BatchObserver):
 @pytest.mark.parametrize("where", ["enter", "exit"])
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError])
 async def test_what_the_surroundings_of_a_batch_raise_is_no_error_of_a_scope(kind, where):
-    async def one_more(items: list[int]) -> list[int]:
-        return [item + 1 for item in items]
-
     error = kind("mine")
-    batcher = shoal.Batcher(one_more, name="more")
+    batcher = shoal.Batcher(Recorder(lambda item: item + 1), name="more")
     batcher.observers.add(Surrounding(error, where))
     outcomes: list[Any] = []
     with pytest.raises(BaseExceptionGroup) as raised:  # noqa: PT012

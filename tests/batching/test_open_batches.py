@@ -7,10 +7,11 @@ import anyio
 import pytest
 
 import shoal
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, outcome
 from batching.open_scenes import ORDERS, Kind, Taker
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, outcome, settle, using
+from batching.scenes import opening, running, settle
 from batching.test_idle import HOUR_S, watched
-from batching.test_reference_cycles import calls, found_after, leaves, reads
+from batching.test_kept_alive import calls, found_after, leaves, reads
 from shoal import DispatchReason
 
 
@@ -34,7 +35,7 @@ async def test_ts1_ts6_the_handler_starts_with_the_first_request_and_gets_others
             came.append((anyio.current_time(), request.item))
             await kind.answer(request, request.item)
 
-    async with using(of(handler, kind, batch_wait_timeout_s=10)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=10)) as (_, call, tasks):
         callers = []
         for item in range(3):
             callers += await kind.launch(tasks, call, item)
@@ -60,9 +61,7 @@ async def test_ts4_ts5_what_ends_a_batch(kind, how, reason, closed_at):
         how, {"batch_wait_timeout_s": None}
     )
     size = 2 if how == "full" else 9
-    batcher = of(handler, kind, max_batch_size=size, **options)
-    async with anyio.create_task_group() as tasks:
-        call = await tasks.start(batcher.run)
+    async with running(of(handler, kind, max_batch_size=size, **options)) as (batcher, call, tasks):
         callers = await kind.line_up(tasks, call, 0)
         await anyio.sleep(1)
         callers += await kind.launch(tasks, call, 1)
@@ -84,10 +83,8 @@ async def test_ts4_ts5_what_ends_a_batch(kind, how, reason, closed_at):
 
 async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(kind: Kind) -> None:
     handler = Taker(kind)
-    batcher = of(
-        handler, kind, max_batch_size=10, batch_size_fn=lambda item: item, batch_wait_timeout_s=5
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"max_batch_size": 10, "batch_size_fn": float, "batch_wait_timeout_s": 5}
+    async with opening(of(handler, kind, **options)) as (_, call, tasks):
         callers = await kind.line_up(tasks, call, 6, 3)
         await anyio.sleep(1)
         callers += await kind.line_up(tasks, call, 4, 1)
@@ -112,10 +109,8 @@ async def test_ts9_without_a_wait_a_batch_takes_what_is_there(kind: Kind) -> Non
 async def test_the_idle_time_begins_with_the_latest_arrival(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    batcher = of(
-        handler, kind, max_batch_size=3, idle_timeout_s=3, priority_levels=2, priority_aging_s=None
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"idle_timeout_s": 3, "priority_levels": 2, "priority_aging_s": None}
+    async with opening(of(handler, kind, max_batch_size=3, **options)) as (_, call, tasks):
         await kind.line_up(tasks, call.options(priority=1), 0, 0, 0)
         await anyio.sleep(1)
         await kind.line_up(tasks, call.options(priority=2), 1)
@@ -131,7 +126,7 @@ async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left(
     unary = Kind(streams=False)
     for _ in range(ORDERS):
         batcher = of(Taker(unary), unary, batch_wait_timeout_s=None)
-        async with using(batcher) as (call, tasks):
+        async with opening(batcher) as (_, call, tasks):
             await settle()
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
@@ -146,8 +141,7 @@ async def test_a_flush_closes_the_batch_though_one_of_those_there_has_just_left(
 @pytest.mark.parametrize("settles", [True, False])
 async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> None:
     handler = Taker(kind)
-    batcher = of(handler, kind, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=None)) as (batcher, call, tasks):
         await settle()
         caller = Caller(kind.ask(call, 1))
         tasks.start_soon(caller.run)
@@ -170,10 +164,8 @@ async def test_a_flush_covers_who_has_just_come(kind: Kind, settles: bool) -> No
 async def test_one_batch_at_a_time_has_the_queue_to_itself(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
-    batcher = of(
-        handler, kind, max_batch_size=2, max_concurrent_batches=2, batch_wait_timeout_s=None
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"max_concurrent_batches": 2, "batch_wait_timeout_s": None}
+    async with opening(of(handler, kind, max_batch_size=2, **options)) as (batcher, call, tasks):
         for item in range(5):
             await kind.launch(tasks, call, item)
         assert handler.batches == [[0, 1], [2, 3]]
@@ -216,7 +208,7 @@ async def test_a_handler_that_does_not_look_gets_those_who_did_not_leave(kind: K
         await anyio.sleep(20)
         given.extend([request.item async for request in batch])
 
-    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=5)) as (_, call, tasks):
         callers = await kind.launch(tasks, call, 0, 1, 2)
         callers[1].leave()
     assert given == [0, 2]
@@ -237,10 +229,8 @@ async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(kind, 
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(100)
 
-    batcher = of(
-        handler, kind, batch_wait_timeout_s=wait_s, handler_timeout_s=1, max_concurrent_batches=2
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    options = {"batch_wait_timeout_s": wait_s, "handler_timeout_s": 1, "max_concurrent_batches": 2}
+    async with opening(of(handler, kind, **options)) as (_, call, tasks):
         await kind.line_up(tasks, call, 1)
         await anyio.sleep(2)
         (second,) = await kind.launch(tasks, call, 2)
@@ -269,8 +259,7 @@ async def test_a_handler_that_ends_early_fails_who_is_in_its_batch(kind: Kind, h
         if how == "raises":
             raise cause
 
-    batcher = of(handler, kind, batch_wait_timeout_s=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=10)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, 0, 1, 2)
         assert callers[0].outcome == "answered"
         go.set()
@@ -303,7 +292,7 @@ async def test_who_comes_in_the_tick_in_which_the_handler_ends_is_answered(kind,
 
     for _ in range(ORDERS):
         go = anyio.Event()
-        async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
+        async with opening(of(handler, kind, batch_wait_timeout_s=50)) as (_, call, tasks):
             (first,) = await kind.launch(tasks, call, 1)
             second = Caller(kind.ask(call, 2))
             if comes_first:
@@ -323,7 +312,7 @@ async def test_a_batch_whose_handler_has_ended_takes_nobody(kind: Kind) -> None:
         kept.append(batch)
         await kind.answer(await first_of(batch), batch.id)
 
-    async with using(of(handler, kind, batch_wait_timeout_s=50)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=50)) as (_, call, tasks):
         assert await kind.ask(call, 1) == 1
         await settle()
         caller = Caller(kind.ask(call, 2))
@@ -363,7 +352,7 @@ async def test_a_caller_that_leaves_takes_nobody_with_it(kind: Kind) -> None:
 
 async def test_the_handler_goes_on_while_others_can_still_join(kind: Kind) -> None:
     handler = Taker(kind)
-    async with using(of(handler, kind, batch_wait_timeout_s=5)) as (call, tasks):
+    async with opening(of(handler, kind, batch_wait_timeout_s=5)) as (_, call, tasks):
         (first,) = await kind.launch(tasks, call, 0)
         first.leave()
         await anyio.sleep(2)
@@ -409,7 +398,8 @@ async def test_who_stands_behind_one_who_has_just_left_is_taken(options: Any) ->
     """Who leaves before the slot had its turn was counted when it was woken."""
     unary = Kind(streams=False)
     for _ in range(ORDERS):
-        async with using(of(Taker(unary), unary, max_batch_size=1, **options)) as (call, tasks):
+        batcher = of(Taker(unary), unary, max_batch_size=1, **options)
+        async with opening(batcher) as (_, call, tasks):
             await settle()
             first, second = Caller(call(1)), Caller(call(2))
             tasks.start_soon(first.run)
@@ -569,8 +559,7 @@ async def test_the_batch_tells_about_itself(kind: Kind) -> None:
     async def in_a_task(batch_id: int) -> None:
         assert shoal.current_batch().id == batch_id
 
-    batcher = of(handler, kind, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=None)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, "a")
         callers += await kind.launch(tasks, call, "b")
         batcher.flush()
@@ -647,8 +636,7 @@ async def test_who_has_left_can_be_answered_in_vain(kind: Kind) -> None:
         done.append(True)
 
     done: list[bool] = []
-    batcher = of(handler, kind, batch_wait_timeout_s=9)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(of(handler, kind, batch_wait_timeout_s=9)) as (batcher, call, tasks):
         callers = await kind.launch(tasks, call, 0)
         callers += await kind.line_up(tasks, call, 1)
         await anyio.sleep(1)
@@ -709,7 +697,7 @@ async def test_a_slot_lets_others_run_between_two_batches() -> None:
         ran = await call(1)
         behind.append(runs - ran)
 
-    async with using(shoal.Batcher(handler, fill="continuous", max_batch_size=1)) as (call, tasks):
+    async with opening(handler, fill="continuous", max_batch_size=1) as (_, call, tasks):
         for _ in range(100):
             tasks.start_soon(use, call)
     assert runs == 100

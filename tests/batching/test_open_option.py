@@ -13,7 +13,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import shoal
-from batching.scenes import outcome, settle
+from batching.callers import outcome
+from batching.scenes import opening, settle
 from shoal.batching.open_relay import OpenRelay
 
 pool: ContextVar[str] = ContextVar("pool")
@@ -96,28 +97,23 @@ async def test_a_batcher_whose_manager_fails_does_not_open(opens: Any, message: 
     assert batcher.failure is error
 
 
+async def of_asyncio(items: list[int]) -> list[int]:
+    await asyncio.sleep(0.001)
+    return items
+
+
 @pytest.mark.real_time
 def test_a_handler_for_asyncio_is_told_to_use_asyncio() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await asyncio.sleep(0.001)
-        return items
-
-    with (
-        shoal.blocking(shoal.Batcher(handler)) as call,
-        pytest.raises(RuntimeError, match=r'no running event loop.*backend="asyncio"'),
-    ):
+    advice = pytest.raises(RuntimeError, match=r'no running event loop.*backend="asyncio"')
+    with shoal.blocking(shoal.Batcher(of_asyncio)) as call, advice:
         call(1)
-    with shoal.blocking(shoal.Batcher(handler), backend="asyncio") as call:
+    with shoal.blocking(shoal.Batcher(of_asyncio), backend="asyncio") as call:
         assert call(1) == 1
 
 
 @pytest.mark.one_loop
 async def test_the_advice_passes_a_handler_that_calls_another_once() -> None:
-    async def handler(items: list[int]) -> list[int]:
-        await asyncio.sleep(0.001)
-        return items
-
-    async with shoal.Batcher(handler) as inner:
+    async with shoal.Batcher(of_asyncio) as inner:
 
         async def outer(items: list[int]) -> list[int]:
             return [await inner(item) for item in items]
@@ -228,20 +224,11 @@ async def take_item(relay, number):
 
 
 async def test_streams_that_began_at_different_times_get_room_in_one_message():
-    said = []
-    read = {}
+    said, read, relays, stop = [], {}, [], anyio.Event()
 
     async def send(news):
         said.append(news)
-        relay.saw(len(said), len(read))
-
-    async def handler(batch):
-        nonlocal relay
-        relay = OpenRelay(batch)
-        async with anyio.create_task_group() as tasks:
-            relay.begin(tasks, send)
-            await stop.wait()
-            tasks.cancel_scope.cancel()
+        relays[0].saw(len(said), len(read))
 
     async def reader(name):
         read[name] = 0
@@ -249,21 +236,18 @@ async def test_streams_that_began_at_different_times_get_room_in_one_message():
             async for _ in stream:
                 read[name] += 1
 
-    relay = None
-    stop = anyio.Event()
-    batcher = shoal.Batcher(handler, fill="continuous", streams=True, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as readers:
+    async with opening(handler_elsewhere(send, relays, stop)) as (_, call, readers):
         readers.start_soon(reader, "a")
         await pass_on()
         [(first, _, room)] = said[0].joined
         for _ in range(room // 2 - 1):
-            await take_item(relay, first)
+            await take_item(relays[0], first)
         readers.start_soon(reader, "b")
         await pass_on()
         [(second, _, _)] = said[-1].joined
-        await take_item(relay, second)
+        await take_item(relays[0], second)
         assert [news.room for news in said] == [{}, {}]
-        await take_item(relay, first)
+        await take_item(relays[0], first)
         assert [[*news.room] for news in said[2:]] == [[first, second]]
         assert read == {"a": room // 2, "b": 1}
         readers.cancel_scope.cancel()
@@ -297,10 +281,7 @@ async def test_only_an_item_without_its_end_is_passed_on_at_once():
             assert await anext(stream) == "last"
             assert stream.is_finished
 
-    async with (
-        handler_elsewhere(send, relays, stop) as call,
-        anyio.create_task_group() as readers,
-    ):
+    async with opening(handler_elsewhere(send, relays, stop)) as (_, call, readers):
         readers.start_soon(reader)
         await pass_on()
         [(number, _, _)] = said[0].joined

@@ -7,14 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.batched_model import Model
-from batching.scenes import outcomes
-
-
-@shoal.batch
-async def increment(numbers: list[int]) -> list[int]:
-    """Adds one."""
-    return [number + 1 for number in numbers]
+from batching.batched_model import Model, increment
+from batching.callers import outcomes
 
 
 @shoal.batch(max_batch_size=2)

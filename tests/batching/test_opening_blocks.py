@@ -10,15 +10,11 @@ import anyio
 import pytest
 
 import shoal
-from batching.batched_model import Model
-from batching.scenes import Held, launch, line_up, outcome, outcomes, settle
+from batching.batched_model import Model, increment
+from batching.callers import launch, line_up, outcome, outcomes
+from batching.scenes import Held, settle
 
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
-
-
-@shoal.batch(max_batch_size=4)
-async def increment(numbers: list[int]) -> list[int]:
-    return [number + 1 for number in numbers]
 
 
 @shoal.batch(max_batch_size=4)

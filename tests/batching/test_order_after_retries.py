@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Refusing, launch, outcome, outcomes, settle, using
+from batching.callers import launch, outcome, outcomes
+from batching.scenes import Refusing, opening, settle
 from shoal import OpenBatch, RetryLater
 from shoal.batching.open_relay import OpenRelay
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
@@ -64,8 +65,7 @@ ORDERS: dict[str, dict[str, Any]] = {
 async def test_batches_come_back_in_the_order_of_arrival(order, refused):
     gated = Gated()
     options: Any = {"max_batch_size": 2, "max_concurrent_batches": 3, **ORDERS[order]}
-    batcher = shoal.Batcher(gated, **options)
-    async with using(batcher) as (call, tasks):
+    async with opening(gated, **options) as (batcher, call, tasks):
 
         async def ask() -> None:
             assert await call.map(range(9)) == [*range(9)]  # all in one instant
@@ -88,10 +88,8 @@ async def test_batches_come_back_in_the_order_of_arrival(order, refused):
 
 async def test_requests_of_mixed_batches_keep_the_order_of_arrival() -> None:
     gated = Gated()
-    batcher = shoal.Batcher(
-        gated, max_batch_size=4, batch_wait_timeout_s=None, max_concurrent_batches=2
-    )
-    async with using(batcher) as (call, tasks):
+    options: Any = {"batch_wait_timeout_s": None, "max_concurrent_batches": 2}
+    async with opening(gated, max_batch_size=4, **options) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(12)))
         assert gated.batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
         callers[1].leave()
@@ -112,8 +110,7 @@ async def test_requests_of_mixed_batches_keep_the_order_of_arrival() -> None:
 
 async def test_higher_levels_may_go_first() -> None:
     handler = Refusing([RetryLater(5)])
-    batcher = shoal.Batcher(handler, max_batch_size=1, priority_levels=2)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, max_batch_size=1, priority_levels=2) as (_, call, tasks):
         await launch(tasks, call.options(priority=2)("low"))
         await anyio.sleep(1)
         await launch(tasks, call.options(priority=1)("high"))
@@ -122,8 +119,7 @@ async def test_higher_levels_may_go_first() -> None:
 
 async def test_a_bucket_comes_back_whole_and_first() -> None:
     handler = Refusing([RetryLater(5)])
-    batcher = shoal.Batcher(handler, bucket_by=len, batch_wait_timeout_s=60)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, bucket_by=len, batch_wait_timeout_s=60) as (batcher, call, tasks):
         await launch(tasks, call("a"), call("b"))
         batcher.flush()
         await settle()
@@ -202,8 +198,7 @@ async def test_a_new_bucket_is_ahead_of_younger_ones() -> None:
 async def test_a_bucket_that_is_ready_takes_the_place_of_its_oldest_request() -> None:
     gated = Gated()
     options: Any = {"max_batch_size": 1, "bucket_by": lambda item: item % 2}
-    batcher = shoal.Batcher(gated, max_concurrent_batches=3, **options)
-    async with using(batcher) as (call, tasks):
+    async with opening(gated, max_concurrent_batches=3, **options) as (batcher, call, tasks):
         tasks.start_soon(call.map, range(6))
         await settle()
         assert gated.batches == [[0], [1], [2]]
@@ -223,8 +218,7 @@ async def test_a_bucket_that_is_ready_takes_the_place_of_its_oldest_request() ->
 async def test_a_retried_batch_is_not_called_flushed() -> None:
     gated = Gated()
     options: Any = {"bucket_by": lambda item: item, "max_concurrent_batches": 2}
-    batcher = shoal.Batcher(gated, batch_wait_timeout_s=None, **options)
-    async with using(batcher) as (call, tasks):
+    async with opening(gated, batch_wait_timeout_s=None, **options) as (batcher, call, tasks):
         await launch(tasks, call(0), call(1))
         batcher.flush()
         await settle()
@@ -257,8 +251,7 @@ async def test_requests_of_a_lost_open_batch_close_the_next_one_as_retried() -> 
             request.finish(request.item)
         reasons.append(batch.reason)
 
-    batcher = shoal.Batcher(handler, fill="open", batch_wait_timeout_s=None)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, fill="open", batch_wait_timeout_s=None) as (_, call, tasks):
         callers = await launch(tasks, call(0))
         callers += await launch(tasks, call(1))
         gate.set()

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcomes, outcomes_in_order
+from batching.callers import line_up, outcomes, outcomes_in_order
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -217,8 +217,6 @@ def test_an_object_that_is_no_such_model_is_refused_with_the_reason(model: Any, 
 
 async def test_streams_are_batched_as_the_refusal_says() -> None:
     model = Streams()
-    async with (
-        shoal.Batcher(model.run_batch, signature=model.run) as call,
-        call(text="a") as stream,
-    ):
+    batcher: Any = shoal.Batcher(model.run_batch, signature=model.run)
+    async with batcher as call, call(text="a") as stream:
         assert [item async for item in stream] == ["a"]

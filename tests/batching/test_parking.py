@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-import shoal
-from batching.scenes import LEFT, Held, launch, line_up, plugged, settle
+from batching.callers import LEFT, launch, line_up
+from batching.scenes import Held, opening, plugged, settle
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.loops.parking import Parking
 from shoal.loops.this_loop import parking_of_this_loop
@@ -151,8 +151,7 @@ def test_there_is_no_parking_without_a_loop() -> None:
 
 
 async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch(recorder):
-    batcher = shoal.Batcher(recorder, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, batch_wait_timeout_s=None) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(1))
         batcher.flush()
         await caller.gone()
@@ -165,8 +164,7 @@ async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch(recor
 
 
 async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2)
-    async with plugged(held, batcher, 0) as (call, tasks):
+    async with plugged(held, 0, max_batch_size=2) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         held.gate.set()
         await callers[0].gone()
@@ -174,8 +172,8 @@ async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch(hel
 
 
 async def test_who_waits_for_room_gets_the_place_of_one_that_departed(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=0, overload="wait")
-    async with plugged(held, batcher, 0) as (call, tasks):
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 0, "overload": "wait"}
+    async with plugged(held, 0, **options) as (_, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         held.gate.set()
         await callers[0].gone()
@@ -184,8 +182,7 @@ async def test_who_waits_for_room_gets_the_place_of_one_that_departed(held: Held
 
 
 async def test_a_map_whose_caller_departed_is_not_run(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2)
-    async with plugged(held, batcher, 0) as (call, tasks):
+    async with plugged(held, 0, max_batch_size=2) as (batcher, call, tasks):
         (mapped,) = await line_up(tasks, call.map([1, 2]))
         held.gate.set()
         mapped.leave()

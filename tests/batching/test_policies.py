@@ -7,19 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcomes,
-    outcomes_in_order,
-    plugged,
-    read_all,
-    settle,
-    using,
-)
+from batching.callers import LEFT, launch, line_up, outcomes, outcomes_in_order, read_all
+from batching.scenes import Held, Recorder, opening, plugged, settle
 from shoal import BatchOptions, DispatchReason, Request
 from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 
@@ -32,12 +21,15 @@ def itself(item: Any) -> Any:
     return item
 
 
+BY_COST: dict[str, Any] = {"batch_wait_timeout_s": 1, "batch_size_fn": itself}
+PADDED: dict[str, Any] = {"batch_wait_timeout_s": 1, "allowed_batch_sizes": (2, 4)}
+
+
 # idle_timeout_s
 
 
 async def test_the_wait_ends_when_nobody_came_for_the_idle_time(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, max_batch_size=9, idle_timeout_s=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, max_batch_size=9, idle_timeout_s=2) as (batcher, call, tasks):
         for item in range(3):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
@@ -47,8 +39,7 @@ async def test_the_wait_ends_when_nobody_came_for_the_idle_time(recorder: Record
 
 
 async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(recorder, idle_timeout_s=2, batch_wait_timeout_s=4)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(recorder, idle_timeout_s=2, batch_wait_timeout_s=4) as (_, call, tasks):
         for item in range(4):
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
@@ -57,7 +48,7 @@ async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait(recorder:
 
 
 async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again(held):
-    async with using(shoal.Batcher(held, max_batch_size=9, idle_timeout_s=2)) as (call, tasks):
+    async with opening(held, max_batch_size=9, idle_timeout_s=2) as (_, call, tasks):
         await line_up(tasks, call(0))
         await anyio.sleep(2)
         await line_up(tasks, call(1))
@@ -83,10 +74,7 @@ async def test_each_bucket_has_its_own_idle_time(recorder: Recorder) -> None:
 
 
 async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=10, batch_wait_timeout_s=1, batch_size_fn=itself
-    )
-    async with batcher as call:
+    async with shoal.Batcher(recorder, max_batch_size=10, **BY_COST) as call:
         assert await outcomes_in_order(*map(call, [6, 5, 4, 3, 7, 1])) == [6, 5, 4, 3, 7, 1]
     assert recorder.batches == [[6], [5, 4], [3, 7], [1]]
 
@@ -94,10 +82,7 @@ async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it(recorder: 
 async def test_tx1_a_batch_is_full_at_its_number_of_requests_or_at_its_cost(
     recorder: Recorder,
 ) -> None:
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=3, max_batch_cost=10, batch_wait_timeout_s=1, batch_size_fn=itself
-    )
-    async with batcher as call:
+    async with shoal.Batcher(recorder, max_batch_size=3, max_batch_cost=10, **BY_COST) as call:
         await outcomes_in_order(*map(call, [1, 1, 1, 8, 2, 1, 9, 2]))
         with pytest.raises(shoal.errors.ItemTooLarge, match=r"max_batch_cost=10"):
             await call(11)
@@ -106,10 +91,7 @@ async def test_tx1_a_batch_is_full_at_its_number_of_requests_or_at_its_cost(
 
 
 async def test_costs_may_be_fractions_or_nothing(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself
-    )
-    async with batcher as call:
+    async with shoal.Batcher(recorder, max_batch_size=1, **BY_COST) as call:
         await outcomes_in_order(*map(call, [0, 0.5, 0, 0.25, 0.25]))
         await outcomes_in_order(*map(call, [0.75, 0, 0.5]))
         await outcomes_in_order(*map(call, [0, 0]))
@@ -176,8 +158,7 @@ async def test_tx10_only_requests_with_equal_keys_share_a_batch(recorder: Record
 
 
 async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first(held):
-    batcher = shoal.Batcher(held, max_batch_size=3, bucket_by=by_tens)
-    async with plugged(held, batcher, 0) as (call, tasks):
+    async with plugged(held, 0, max_batch_size=3, bucket_by=by_tens) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, [31, 11, 32, 21, 12, 33, 34]))
         callers[0].leave()  # then 11 is the oldest
     assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
@@ -204,9 +185,8 @@ async def test_a_batch_is_padded_with_its_last_item_and_what_comes_of_that_is_dr
         sizes.append((batch.size, batch.load))
         return [f"{item}{place}of{len(items)}" for place, item in enumerate(items)]
 
-    batcher = shoal.Batcher(
-        handler, max_batch_size=8, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4, 8)
-    )
+    options = {**PADDED, "max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8)}
+    batcher = shoal.Batcher(handler, **options)
     async with batcher as call:
         assert await outcomes_in_order(*map(call, "abc")) == ["a0of4", "b1of4", "c2of4"]
         assert await call("a") == "a0of2"
@@ -222,10 +202,7 @@ async def test_pad_is_told_the_items_and_the_size(recorder: Recorder) -> None:
         asked.append((list(items), size))
         return items + [0] * (size - len(items))
 
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
-    )
-    async with batcher as call:
+    async with shoal.Batcher(recorder, max_batch_size=4, **PADDED, pad=pad) as call:
         assert await outcomes_in_order(*map(call, [7, 8, 9])) == [7, 8, 9]
         assert await outcomes_in_order(*map(call, [1, 2])) == [1, 2]
     assert recorder.batches == [[7, 8, 9, 0], [1, 2]]
@@ -239,7 +216,7 @@ async def test_streams_are_padded_too() -> None:
         yield [shoal.END, "more", ValueError("only of c"), "of nobody"]
 
     options = {"max_batch_size": 4, "batch_wait_timeout_s": 1, "allowed_batch_sizes": (4,)}
-    async with using(shoal.Batcher(handler, **options)) as (call, tasks):
+    async with opening(handler, **options) as (_, call, tasks):
         readers = await read_all(tasks, *map(call, "abc"))
     assert [reader.items for reader in readers] == [["a0"], ["b1", "more"], ["c2"]]
     assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]
@@ -296,9 +273,7 @@ async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(run
     ],
 )
 async def test_a_broken_pad_fails_its_batch_and_the_batcher_goes_on(pad, recorder):
-    batcher = shoal.Batcher(
-        recorder, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
-    )
+    batcher = shoal.Batcher(recorder, max_batch_size=4, **PADDED, pad=pad)
     async with batcher as call:
         errors = await outcomes(*map(call, range(3)))
         assert all(isinstance(error, Exception) for error in errors)
@@ -312,15 +287,8 @@ async def test_costs_are_padded_to_an_allowed_sum(recorder: Recorder) -> None:
     def pad(items: list[int], size: int) -> list[int]:
         return [*items, size - sum(items)]
 
-    batcher = shoal.Batcher(
-        recorder,
-        max_batch_size=16,
-        batch_wait_timeout_s=1,
-        batch_size_fn=itself,
-        allowed_batch_sizes=(8, 16),
-        pad=pad,
-    )
-    async with batcher as call:
+    options = {**BY_COST, "max_batch_size": 16, "allowed_batch_sizes": (8, 16)}
+    async with shoal.Batcher(recorder, **options, pad=pad) as call:
         assert await outcomes_in_order(call(3), call(2)) == [3, 2]
         assert await outcomes_in_order(call(6), call(7)) == [6, 7]
     assert recorder.batches == [[3, 2, 3], [6, 7, 3]]
@@ -335,14 +303,7 @@ async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
             raise ValueError("3")
         return items
 
-    batcher = shoal.Batcher(
-        picky,
-        max_batch_size=4,
-        batch_wait_timeout_s=1,
-        allowed_batch_sizes=(2, 4),
-        isolate_errors=True,
-    )
-    async with batcher as call:
+    async with shoal.Batcher(picky, max_batch_size=4, **PADDED, isolate_errors=True) as call:
         results = await outcomes_in_order(call(1), call(2), call(3))
     assert results[:2] == [1, 2]
     assert isinstance(results[2], ValueError)
@@ -395,8 +356,7 @@ class Newest(WholeQueuePolicy):
 
 
 async def test_a_rule_of_ones_own_forms_the_batches(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=2, policy=Newest)
-    async with plugged(held, batcher, 0) as (call, tasks):
+    async with plugged(held, 0, max_batch_size=2, policy=Newest) as (_, call, tasks):
         callers = await line_up(tasks, *map(call, range(1, 6)))
         callers[3].leave()
     assert held.batches == [[0], [5, 3], [2, 1]]

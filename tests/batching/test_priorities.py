@@ -6,18 +6,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Caller,
-    Held,
-    Recorder,
-    line_up,
-    outcome,
-    outcomes,
-    plugged,
-    settle,
-)
+from batching.callers import LEFT, PENDING, Caller, line_up, outcome, outcomes
+from batching.scenes import Held, Recorder, opening, plugged, settle
 
 THREE: dict[str, Any] = {"priority_levels": 3, "max_batch_size": 2}
 
@@ -32,7 +22,7 @@ async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller
 
 
 async def test_higher_levels_go_first_and_equals_in_order_of_arrival(held: Held) -> None:
-    async with plugged(held, shoal.Batcher(held, **THREE)) as (call, tasks):
+    async with plugged(held, **THREE) as (_, call, tasks):
         await put(tasks, call, "low 1", "low 2", priority=3)
         await put(tasks, call, "usual 1")
         await put(tasks, call, "high 1", "high 2", "high 3", priority=1)
@@ -46,10 +36,7 @@ async def test_higher_levels_go_first_and_equals_in_order_of_arrival(held: Held)
 
 
 async def test_isolated_levels_share_no_batch_and_keep_their_order(held: Held) -> None:
-    async with plugged(held, shoal.Batcher(held, **THREE, priority_mixing="isolate")) as (
-        call,
-        tasks,
-    ):
+    async with plugged(held, **THREE, priority_mixing="isolate") as (_, call, tasks):
         await put(tasks, call, "low 1", priority=3)
         await put(tasks, call, "usual 1", "usual 2", "usual 3")
         await put(tasks, call, "high 1", priority=1)
@@ -57,14 +44,8 @@ async def test_isolated_levels_share_no_batch_and_keep_their_order(held: Held) -
 
 
 async def test_isolated_levels_are_kept_apart_within_each_bucket(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder,
-        priority_levels=2,
-        priority_mixing="isolate",
-        bucket_by=lambda item: item[0],
-        batch_wait_timeout_s=1,
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    apart: Any = {"priority_levels": 2, "priority_mixing": "isolate", "batch_wait_timeout_s": 1}
+    async with opening(recorder, **apart, bucket_by=lambda item: item[0]) as (_, call, tasks):
         await put(tasks, call, "a1", "b1", "a2", priority=2)
         await put(tasks, call, "a3", "b2", priority=1)
     assert recorder.batches == [["a3"], ["b2"], ["a1", "a2"], ["b1"]]
@@ -76,7 +57,7 @@ async def test_isolated_levels_are_kept_apart_within_each_bucket(recorder: Recor
 )
 async def test_a_call_that_names_no_level_has_the_default_one(default, expected, held):
     options: Any = {"priority_levels": 3, "default_priority": default}
-    async with plugged(held, shoal.Batcher(held, **options)) as (call, tasks):
+    async with plugged(held, **options) as (_, call, tasks):
         await put(tasks, call, "low", priority=3)
         await put(tasks, call, "other", priority=2)
         await put(tasks, call, "high", priority=1)
@@ -87,7 +68,7 @@ async def test_a_call_that_names_no_level_has_the_default_one(default, expected,
 @pytest.mark.parametrize(("aging_s", "first"), [(10.0, "low"), (100.0, "high"), (None, "high")])
 async def test_what_has_waited_for_long_goes_ahead_of_higher_levels(aging_s, first, held):
     options: Any = {"priority_levels": 2, "priority_aging_s": aging_s}
-    async with plugged(held, shoal.Batcher(held, max_batch_size=1, **options)) as (call, tasks):
+    async with plugged(held, max_batch_size=1, **options) as (_, call, tasks):
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(11)
         await put(tasks, call, "high", priority=1)
@@ -124,7 +105,7 @@ async def test_a_level_that_there_is_not_fails_its_call_alone(recorder: Recorder
 
 
 async def test_a_map_has_the_wishes_of_its_call(held: Held) -> None:
-    async with plugged(held, shoal.Batcher(held, **THREE)) as (call, tasks):
+    async with plugged(held, **THREE) as (_, call, tasks):
         (late,) = await line_up(tasks, call.options(queue_timeout_s=2).map(["a", "b"]))
         await put(tasks, call, "c")
         await line_up(tasks, call.options(priority=1).map(["d", "e"]))
@@ -146,8 +127,7 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
     held = Held()
     policy = shoal.QueuePolicy(timeout_s=policy_s)
     options: Any = {"max_batch_size": 1, "default_queue_policy": policy}
-    batcher = shoal.Batcher(held, **options)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **options) as (batcher, call, tasks):
         (caller,) = await put(tasks, call, "late", queue_timeout_s=call_s, timeout_s=deadline_s)
         await anyio.sleep(9)
         assert isinstance(caller.outcome, shoal.errors.DeadlineExceeded)
@@ -170,8 +150,7 @@ async def test_the_time_in_the_queue_does_not_count_in_the_handler(held: Held) -
 
 async def test_who_is_parked_is_in_the_queue_for_its_time_out(held: Held) -> None:
     options: Any = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
-    batcher = shoal.Batcher(held, **options)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, **options) as (batcher, call, tasks):
         (queued, parked) = await put(tasks, call, 1, 2, queue_timeout_s=3)
         assert batcher.statistics().parked == 1
         await anyio.sleep(4)
@@ -184,8 +163,7 @@ async def test_who_is_parked_is_in_the_queue_for_its_time_out(held: Held) -> Non
 async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_all(held):
     delaying = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
     options: Any = {"priority_levels": 3, "queue_policies": {2: delaying}, "priority_aging_s": None}
-    batcher = shoal.Batcher(held, max_batch_size=1, **options)
-    async with plugged(held, batcher) as (call, tasks):
+    async with plugged(held, max_batch_size=1, **options) as (batcher, call, tasks):
         callers = await put(tasks, call, "delayed 1", "delayed 2", priority=2)
         await put(tasks, call, "low", priority=3)
         await anyio.sleep(3)
@@ -197,9 +175,7 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
 
 async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed(held: Held) -> None:
     policy = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
-    async with plugged(
-        held, shoal.Batcher(held, max_batch_size=3, default_queue_policy=policy)
-    ) as (call, tasks):
+    async with plugged(held, max_batch_size=3, default_queue_policy=policy) as (_, call, tasks):
         callers = await put(tasks, call, 1, 2, 3)
         await anyio.sleep(3)
         await put(tasks, call, 4)
@@ -211,8 +187,8 @@ async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed(
 async def test_tb13_the_bound_of_a_level_refuses_whatever_overload_says(overload, held):
     policies = {3: shoal.QueuePolicy(max_queued_requests=1)}
     options: Any = {"overload": overload, "max_queued_requests": 9, "queue_policies": policies}
-    batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=3, **options)
-    async with plugged(held, batcher) as (call, tasks):
+    all_options: Any = {"max_batch_size": 1, "priority_levels": 3, **options}
+    async with plugged(held, **all_options) as (batcher, call, tasks):
         (low,) = await put(tasks, call, "low", priority=3)
         refusal = await outcome(call.options(priority=3)("low too"))
         assert isinstance(refusal, shoal.errors.Overloaded)
@@ -240,13 +216,9 @@ async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level(rec
 
 
 async def test_each_level_may_have_a_window_of_its_own(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder,
-        priority_levels=2,
-        batch_wait_timeout_s=10,
-        queue_policies={1: shoal.QueuePolicy(batch_wait_timeout_s=1)},
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    policies = {1: shoal.QueuePolicy(batch_wait_timeout_s=1)}
+    options: Any = {"priority_levels": 2, "batch_wait_timeout_s": 10, "queue_policies": policies}
+    async with opening(recorder, **options) as (_, call, tasks):
         await put(tasks, call, "low", priority=2)
         await anyio.sleep(2)
         await put(tasks, call, "high", priority=1)
@@ -257,14 +229,9 @@ async def test_each_level_may_have_a_window_of_its_own(recorder: Recorder) -> No
 
 
 async def test_a_level_without_a_window_only_fills_the_room_of_others(recorder: Recorder) -> None:
-    batcher = shoal.Batcher(
-        recorder,
-        max_batch_size=3,
-        priority_levels=2,
-        priority_aging_s=None,
-        queue_policies={2: shoal.QueuePolicy(batch_wait_timeout_s=None)},
-    )
-    async with batcher as call, anyio.create_task_group() as tasks:
+    policies = {2: shoal.QueuePolicy(batch_wait_timeout_s=None)}
+    options: Any = {"priority_levels": 2, "priority_aging_s": None, "queue_policies": policies}
+    async with opening(recorder, max_batch_size=3, **options) as (_, call, tasks):
         low = await put(tasks, call, "low 1", "low 2", priority=2)
         await anyio.sleep(3600)
         assert [caller.outcome for caller in low] == [PENDING] * 2

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 import shoal
 from base_exceptions import Panic
-from batching.open_program_model import OpenWorld
-from batching.open_programs import open_programs
+from batching.callers import outcome
+from batching.open_program_model import OpenWorld, open_programs
 from batching.policy_model import PolicyWorld
 from batching.policy_programs import Asks, Calls, Map, Shape, policy_programs
-from batching.program_world import World, run_program
-from batching.programs import Advance, Cancel, Configure, Op, Program
-from batching.scenes import outcome, settle
+from batching.program_world import Advance, Cancel, Configure, Op, Program, World, run_program
+from batching.scenes import settle
 from shoal.testing import run_virtually
 
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))

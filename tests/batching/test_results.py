@@ -14,7 +14,8 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
-from batching.scenes import OfUnhashableKind, Records, outcomes, outcomes_in_order
+from batching.callers import outcomes, outcomes_in_order
+from batching.scenes import OfUnhashableKind, Records, Refusing, opening
 from shoal.testing import settle
 
 
@@ -328,28 +329,12 @@ async def test_what_the_handler_declines_is_counted_apart(handler, options):
 
 
 async def test_all_calls_that_share_a_declined_one_are_declined():
-    go = anyio.Event()
-
-    async def held(items: list[str]) -> list[str]:
-        await go.wait()
-        raise HTTPException(404)
-
-    batcher = shoal.Batcher(held, dedupe=True)
-    caught = []
-
-    async def ask():
-        try:
-            await call("a")
-        except HTTPException as error:
-            caught.append(error)
-
-    async with batcher as call, anyio.create_task_group() as tasks:
-        for _ in range(3):
-            tasks.start_soon(ask)
-        await settle()
-        go.set()
+    batcher = shoal.Batcher(Refusing([HTTPException(404)], run_s=1), dedupe=True)
+    async with batcher as call:
+        caught = await outcomes(call("a"), call("a"), call("a"))
     found = batcher.statistics()
     assert (found.declined, found.failed, found.shared) == (3, 0, 2)
+    assert [type(error) for error in caught] == [HTTPException] * 3
     assert len(set(map(id, caught))) == 3
 
 
@@ -362,8 +347,7 @@ async def test_what_is_declined_while_a_batcher_closes_is_counted_apart(caplog):
         await go.wait()
         return await plain(items)
 
-    batcher = shoal.Batcher(handler, max_batch_size=9)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(handler, max_batch_size=9) as (batcher, call, tasks):
         tasks.start_soon(partial(call.map, ["no", "bad", "fine"], return_exceptions=True))
         await began.wait()
         tasks.start_soon(batcher.aclose)

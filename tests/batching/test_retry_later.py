@@ -9,18 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    PENDING,
-    Recorder,
-    Records,
-    Refusing,
-    launch,
-    outcome,
-    outcomes,
-    read,
-    using,
-)
+from batching.callers import LEFT, PENDING, launch, outcome, outcomes, read
+from batching.scenes import Recorder, Records, Refusing, opening
 from shoal import RetryLater
 from shoal.batching.running.requeueing import MOST_RETURNS
 from shoal.core.request import DispatchReason
@@ -45,7 +35,7 @@ async def test_a_batch_runs_again_after_the_time_and_its_callers_do_not_notice()
 
 async def test_no_other_batch_starts_in_that_time() -> None:
     handler = Refusing([None, RetryLater(5)], run_s=1)
-    async with using(shoal.Batcher(handler, **ANY_NUMBER)) as (call, tasks):
+    async with opening(handler, **ANY_NUMBER) as (_, call, tasks):
         await launch(tasks, call(0))
         await anyio.sleep(0.5)
         await launch(tasks, call(1))
@@ -134,8 +124,7 @@ async def test_others_are_not_bound_by_its_number_of_tries() -> None:
 @pytest.mark.parametrize("run_s", [0, 3])
 async def test_a_request_whose_time_ends_first_fails(way: str, run_s: float) -> None:
     handler = Refusing([RetryLater(10)], run_s)
-    batcher = shoal.Batcher(handler, **PAIRS)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS) as (batcher, call, tasks):
         late, other = await launch(tasks, call.options(**{way: 4})(0), call(1))
         await anyio.sleep(5)
         assert isinstance(late.outcome, shoal.errors.DeadlineExceeded)
@@ -159,8 +148,7 @@ async def test_a_queue_timeout_that_ended_in_the_handler_fails_a_request_that_co
 async def test_a_request_is_delayed_only_once() -> None:
     handler = Refusing([None, RetryLater(2)], run_s=1)
     policy = shoal.QueuePolicy(timeout_s=0.5, timeout_action="delay")
-    batcher = shoal.Batcher(handler, max_batch_size=1, default_queue_policy=policy)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, max_batch_size=1, default_queue_policy=policy) as (_, call, tasks):
         await launch(tasks, call(0), call(1))
         await anyio.sleep(1.25)
         await launch(tasks, call(2))  # is delayed, and later than the one before
@@ -170,8 +158,7 @@ async def test_a_request_is_delayed_only_once() -> None:
 
 async def test_a_caller_may_leave_in_the_pause() -> None:
     handler = Refusing([RetryLater(10)])
-    batcher = shoal.Batcher(handler, **PAIRS)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS) as (batcher, call, tasks):
         first, second = await launch(tasks, call(0), call(1))
         await anyio.sleep(1)
         await first.gone()
@@ -182,7 +169,7 @@ async def test_a_caller_may_leave_in_the_pause() -> None:
 
 async def test_a_batch_without_callers_pauses_the_others() -> None:
     handler = Refusing([RetryLater(10)], run_s=1)
-    async with using(shoal.Batcher(handler, cancel_abandoned=False)) as (call, tasks):
+    async with opening(handler, cancel_abandoned=False) as (_, call, tasks):
         (caller,) = await launch(tasks, call(0))
         caller.leave()
         await launch(tasks, call(1))
@@ -263,8 +250,7 @@ async def test_the_callers_of_an_open_batch_get_it(fill: Any) -> None:
 @pytest.mark.parametrize("graceful_s", [3, 20])
 async def test_closing_waits_for_the_pause_but_no_longer_than_it_may(graceful_s: float) -> None:
     handler = Refusing([RetryLater(10)])
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=graceful_s)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, graceful_shutdown_timeout_s=graceful_s) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         await batcher.aclose()
     if graceful_s == 20:
@@ -276,8 +262,7 @@ async def test_closing_waits_for_the_pause_but_no_longer_than_it_may(graceful_s:
 
 async def test_a_handler_that_always_raises_does_not_keep_a_batcher_from_closing() -> None:
     handler = Refusing(RetryLater(0.25) for _ in range(1000))
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=3)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, graceful_shutdown_timeout_s=3) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         await batcher.aclose()
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
@@ -287,8 +272,7 @@ async def test_a_handler_that_always_raises_does_not_keep_a_batcher_from_closing
 @pytest.mark.parametrize("in_closing", [True, False])
 async def test_a_batch_does_not_come_back_to_a_queue_that_was_dropped(in_closing: bool) -> None:
     handler = Refusing([RetryLater(1)], run_s=2)
-    batcher = shoal.Batcher(handler, drop_queued_on_shutdown=True)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, drop_queued_on_shutdown=True) as (batcher, call, tasks):
         (caller,) = await launch(tasks, call(0))
         if in_closing:
             await batcher.aclose()
@@ -305,8 +289,7 @@ async def test_a_shielded_handler_that_raises_it_after_the_end_fails_its_callers
             await anyio.sleep(5)
         raise RetryLater(1)
 
-    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=1)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, graceful_shutdown_timeout_s=1) as (batcher, call, tasks):
         callers = await launch(tasks, call(0), call(1))
         await batcher.aclose()
     assert all(isinstance(caller.outcome, shoal.errors.BatcherClosed) for caller in callers)
@@ -337,7 +320,7 @@ async def test_an_isolated_half_runs_again_later_and_the_other_one_at_once() -> 
 
 async def test_equal_calls_share_a_request_that_runs_again() -> None:
     handler = Refusing([RetryLater(5)])
-    async with using(shoal.Batcher(handler, dedupe=True)) as (call, tasks):
+    async with opening(handler, dedupe=True) as (_, call, tasks):
         callers = await launch(tasks, call("a"), call("a"))
         await anyio.sleep(1)
         callers += await launch(tasks, call("a"))
@@ -348,8 +331,7 @@ async def test_equal_calls_share_a_request_that_runs_again() -> None:
 async def test_a_request_that_no_longer_fits_when_it_comes_back_fails() -> None:
     handler = Refusing([RetryLater(5)], run_s=1)
     options: Any = {"max_batch_size": 9, "batch_size_fn": float, "batch_wait_timeout_s": None}
-    batcher = shoal.Batcher(handler, **options)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **options) as (batcher, call, tasks):
         large, small = await launch(tasks, call(6), call(3))
         batcher.configure(max_batch_size=5)
         await anyio.sleep(2)
@@ -369,8 +351,7 @@ async def test_a_request_that_no_longer_fits_when_it_comes_back_fails() -> None:
 )
 async def test_options_may_change_while_a_batch_is_out(changes: Any) -> None:
     handler = Refusing([RetryLater(5)], run_s=1)
-    batcher = shoal.Batcher(handler, **PAIRS)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(6)))
         batcher.configure(**changes, batch_wait_timeout_s=0)
     assert [caller.outcome for caller in callers] == [*range(6)]
@@ -380,8 +361,7 @@ async def test_options_may_change_while_a_batch_is_out(changes: Any) -> None:
 
 async def test_a_full_queue_takes_a_batch_back() -> None:
     handler = Refusing([RetryLater(5)], run_s=1)
-    batcher = shoal.Batcher(handler, **PAIRS, max_queued_requests=2)
-    async with using(batcher) as (call, tasks):
+    async with opening(handler, **PAIRS, max_queued_requests=2) as (batcher, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(4)))
         await anyio.sleep(2)
         assert batcher.statistics().queued == 4
@@ -407,7 +387,7 @@ async def test_observers_learn_how_many_requests_went_back() -> None:
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
     records = Records()
     batcher.observers.add(records)
-    async with using(batcher) as (call, tasks):
+    async with opening(batcher) as (_, call, tasks):
         callers = await launch(tasks, *(call(n) for n in range(3)))
         callers[0].leave()
     first, second = records.records

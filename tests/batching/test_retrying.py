@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, Recorder, launch, line_up, outcome, plugged
+from batching.callers import LEFT, PENDING, launch, line_up, outcome
+from batching.scenes import Held, Recorder, plugged
 
 
 class Stubborn:
@@ -104,8 +105,8 @@ async def test_a_slot_that_gets_free_in_time_takes_the_call(held: Held) -> None:
 
 
 async def test_ts10_ts11_a_call_that_was_refused_leaves_nothing_behind(held: Held) -> None:
-    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
-    async with plugged(held, batcher, "running") as (call, tasks):
+    options: Any = {"max_batch_size": 1, "max_queued_requests": 1}
+    async with plugged(held, "running", **options) as (batcher, call, tasks):
         await line_up(tasks, call("queued"))
         got = await outcome(shoal.retrying(call, max_time_s=3, delay_s=1)("refused"))
         assert type(got) is shoal.errors.Overloaded

@@ -11,18 +11,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    Caller,
-    Held,
-    Recorder,
-    launch,
-    line_up,
-    outcome,
-    outcomes,
-    outcomes_in_order,
-    settle,
-    using,
-)
+from batching.callers import Caller, launch, line_up, outcome, outcomes, outcomes_in_order
+from batching.scenes import Held, Recorder, opening, settle
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.timers import Overdue
 from time_limits import HANG_S
@@ -149,9 +139,8 @@ async def test_errors_of_an_isolated_batch_are_not_chained_to_each_other() -> No
             raise ValueError(items)
         return items
 
-    async with shoal.Batcher(
-        handler, max_batch_size=4, batch_wait_timeout_s=None, isolate_errors=True
-    ) as call:
+    options: Any = {"batch_wait_timeout_s": None, "isolate_errors": True}
+    async with shoal.Batcher(handler, max_batch_size=4, **options) as call:
         got = await outcomes_in_order(*map(call, [1, 2, 0, 3]))
     assert got[2].__cause__.__context__ is None
 
@@ -255,10 +244,8 @@ async def test_the_allowance_of_a_slow_reader_ends_whatever_floats_make_of_it(
         while True:
             yield items
 
-    async with (
-        shoal.Batcher(handler, stream_buffer=1, slow_reader_timeout_s=limit) as call,
-        call(1) as stream,
-    ):
+    batcher = shoal.Batcher(handler, stream_buffer=1, slow_reader_timeout_s=limit)
+    async with batcher as call, call(1) as stream:
         await anyio.sleep(5)
         assert await anext(stream) == 1
         with pytest.raises(shoal.errors.SlowReader):
@@ -284,7 +271,7 @@ async def test_a_generator_that_goes_on_for_nobody_lets_others_run() -> None:
             await anyio.lowlevel.checkpoint()
             turns += reader_left
 
-    async with using(shoal.Batcher(handler, cancel_abandoned=False)) as (call, tasks):
+    async with opening(handler, cancel_abandoned=False) as (_, call, tasks):
         async with call(1) as stream:
             await anext(stream)
         reader_left = True
@@ -413,7 +400,7 @@ async def test_a_plain_generator_may_call_another_batched_function() -> None:
 
 
 async def test_a_call_that_is_refused_is_a_checkpoint_too(held: Held) -> None:
-    async with using(shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)) as (call, tasks):
+    async with opening(held, max_batch_size=1, max_queued_requests=1) as (_, call, tasks):
         await launch(tasks, call(1))
         await line_up(tasks, call(2))
         with anyio.CancelScope() as scope:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import shoal
 from base_exceptions import Panic
-from batching.scenes import LEFT, PENDING, Caller, launch, line_up, read, settle
+from batching.callers import LEFT, PENDING, Caller, launch, line_up, read
+from batching.scenes import opening, settle
 from batching.sharing_scenes import A_MINUTE, WHOLE, Second, balanced, opened, sharing
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.testing import run_virtually
@@ -121,8 +122,7 @@ async def test_keys_that_can_no_longer_be_compared_keep_no_caller_waiting(kind, 
 async def test_users_do_not_share_unless_the_key_function_says_so():
     for dedupe, batch in ((True, ["a", "a"]), (lambda item: item, ["a"])):
         handler = Second()
-        batcher = opened(handler.results, dedupe=dedupe)
-        async with batcher as call, anyio.create_task_group() as tasks:
+        async with opening(opened(handler.results, dedupe=dedupe)) as (_, call, tasks):
             await line_up(
                 tasks,
                 call.options(metadata={"user": 1})("a"),

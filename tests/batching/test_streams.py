@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, OfUnhashableKind, Reader, Steps, read_all, settle
+from batching.callers import PENDING, Reader, read_all
+from batching.scenes import OfUnhashableKind, Steps, opening, settle
 
 
 async def count(items: list[int]) -> AsyncIterator[list[Any]]:
@@ -64,8 +65,7 @@ async def test_items_arrive_as_they_are_made(steps: Steps) -> None:
 
 @pytest.mark.parametrize("mark", [shoal.END, StopIteration, StopAsyncIteration])
 async def test_an_end_mark_ends_that_stream_alone(mark: Any, steps: Steps) -> None:
-    batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2)
-    async with batcher as call, anyio.create_task_group() as tasks:
+    async with opening(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as (_, call, tasks):
         first, second = await read_all(tasks, call("a"), call("b"))
         steps.step(1, 2)
         steps.step(mark, 3)
@@ -235,16 +235,10 @@ async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end(steps: Ste
 # Slow readers: a bounded buffer, and a bounded time for which one may hold back its batch
 
 
-def pair_of(steps: Steps, **options: Any) -> Any:
-    return shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)
-
-
 @pytest.mark.parametrize("size", [1, 2, 5])
 async def test_the_handler_is_held_back_while_a_buffer_is_full(size: int, steps: Steps) -> None:
-    async with (
-        shoal.Batcher(steps.handler, stream_buffer=size, slow_reader_timeout_s=None) as call,
-        call("a") as stream,
-    ):
+    batcher = shoal.Batcher(steps.handler, stream_buffer=size, slow_reader_timeout_s=None)
+    async with batcher as call, call("a") as stream:
         for number in range(10):
             steps.step(number)
         steps.end()
@@ -257,7 +251,7 @@ async def test_the_handler_is_held_back_while_a_buffer_is_full(size: int, steps:
 
 
 async def test_a_reader_that_is_too_slow_fails_alone_after_the_items_it_has(steps: Steps) -> None:
-    batcher = pair_of(steps, stream_buffer=2, slow_reader_timeout_s=5)
+    batcher = steps.pair(stream_buffer=2, slow_reader_timeout_s=5)
     async with batcher as call, anyio.create_task_group() as tasks, call("slow") as slow:
         (fast,) = await read_all(tasks, call("fast"))
         for number in range(4):
@@ -278,10 +272,8 @@ async def test_a_reader_that_is_too_slow_fails_alone_after_the_items_it_has(step
 
 
 async def test_a_reader_may_hold_its_batch_back_for_that_long_in_all(steps: Steps) -> None:
-    async with (
-        shoal.Batcher(steps.handler, stream_buffer=1, slow_reader_timeout_s=5) as call,
-        call("a") as stream,
-    ):
+    batcher = shoal.Batcher(steps.handler, stream_buffer=1, slow_reader_timeout_s=5)
+    async with batcher as call, call("a") as stream:
         for number in range(10):
             steps.step(number)
         got = []
@@ -293,10 +285,8 @@ async def test_a_reader_may_hold_its_batch_back_for_that_long_in_all(steps: Step
 
 
 async def test_the_allowance_is_whole_again_once_the_reader_has_caught_up(steps: Steps) -> None:
-    async with (
-        shoal.Batcher(steps.handler, stream_buffer=1, slow_reader_timeout_s=5) as call,
-        call("a") as stream,
-    ):
+    batcher = shoal.Batcher(steps.handler, stream_buffer=1, slow_reader_timeout_s=5)
+    async with batcher as call, call("a") as stream:
         for number in range(5):
             steps.step(number)
             await anyio.sleep(4)
@@ -308,7 +298,7 @@ async def test_the_allowance_is_whole_again_once_the_reader_has_caught_up(steps:
 
 
 async def test_two_slow_readers_fail_each_with_an_error_of_its_own(steps: Steps) -> None:
-    batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=5)
+    batcher = steps.pair(stream_buffer=1, slow_reader_timeout_s=5)
     async with batcher as call, call("a") as first, call("b") as second:
         steps.step(1, 2)
         await anyio.sleep(6.5)
@@ -323,7 +313,7 @@ async def test_two_slow_readers_fail_each_with_an_error_of_its_own(steps: Steps)
 
 
 async def test_the_time_that_one_reader_holds_is_not_charged_to_another(steps: Steps) -> None:
-    batcher = pair_of(steps, stream_buffer=2, slow_reader_timeout_s=5)
+    batcher = steps.pair(stream_buffer=2, slow_reader_timeout_s=5)
     async with batcher as call, call("slow") as slow, call("other") as other:
         for number in range(4):
             steps.step(number, number)

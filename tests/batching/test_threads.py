@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import shoal
-from batching.scenes import Held, Recorder, settle
+from batching.scenes import Held, Recorder, opening, settle
 from shoal.loops.unlimited import UNLIMITED
 from time_limits import HANG_S
 
@@ -50,10 +50,7 @@ async def test_calls_of_many_worker_threads_share_a_batch(recorder: Recorder) ->
     async def in_thread(call: Any, item: int) -> None:
         got.append(await anyio.to_thread.run_sync(call.from_thread, item))
 
-    async with (
-        shoal.Batcher(recorder, max_batch_size=8, batch_wait_timeout_s=None) as call,
-        anyio.create_task_group() as tasks,
-    ):
+    async with opening(recorder, max_batch_size=8, batch_wait_timeout_s=None) as (_, call, tasks):
         for item in range(8):
             tasks.start_soon(in_thread, call, item)
     assert sorted(got) == list(range(8))

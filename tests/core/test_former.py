@@ -223,16 +223,8 @@ def test_a_retried_request_is_dispatched_at_once_and_by_its_own_reason(is_flushe
 
 def test_who_was_put_back_is_as_old_as_before() -> None:
     old, gone, recent = new(0, priority=2), new(0, priority=2), new(1, priority=2)
-    former = queue(
-        old,
-        gone,
-        recent,
-        idle=0,
-        max_batch_size=2,
-        max_queued_requests=3,
-        overload="shed_lowest",
-        priority_levels=2,
-    )
+    bound: Any = {"max_queued_requests": 3, "overload": "shed_lowest", "priority_levels": 2}
+    former = queue(old, gone, recent, idle=0, max_batch_size=2, **bound)
     assert hand_out(former, 5) == [old, gone]
     gone.state = State.CANCELLED
     former.put_back([old])
@@ -269,13 +261,8 @@ def test_a_request_that_is_queued_again_is_shed_by_its_arrival(
     overload: str, sheds_before: bool
 ) -> None:
     others = [new(n, priority=2) for n in range(1, 5)]
-    former = queue(
-        new(0, priority=2),
-        max_batch_size=1,
-        max_queued_requests=4,
-        priority_levels=2,
-        overload=overload,
-    )
+    bound: Any = {"max_queued_requests": 4, "overload": overload, "priority_levels": 2}
+    former = queue(new(0, priority=2), max_batch_size=1, **bound)
     (back,) = take(former)
     former.reform(idle_slots=0)
     admit(former, *others)
@@ -292,15 +279,8 @@ def test_a_request_that_is_queued_again_is_shed_by_its_arrival(
 def test_delayed_requests_stay_in_order_when_the_options_change(aging_s: float | None) -> None:
     first, second = new(0.0), new(1.0, waits_s=1.0)
     policy = QueuePolicy(timeout_s=5, timeout_action="delay")
-    former = queue(
-        first,
-        second,
-        priority_levels=2,
-        priority_aging_s=aging_s,
-        default_queue_policy=policy,
-        max_batch_size=1,
-        idle=0,
-    )
+    levels: Any = {"priority_levels": 2, "priority_aging_s": aging_s}
+    former = queue(first, second, idle=0, max_batch_size=1, default_queue_policy=policy, **levels)
     assert expire(former, 2.0) == expire(former, 5.0) == []
     assert waiting(former) == [second, first]
     change(former, max_batch_size=2)
@@ -311,9 +291,8 @@ def test_delayed_requests_stay_in_order_when_the_options_change(aging_s: float |
 def test_a_delayed_request_is_behind_the_others_of_its_level_whatever_its_deadline() -> None:
     delayed, other = new(waits_s=1.0, deadline=50.0), new(deadline=100.0)
     policy = QueuePolicy(timeout_s=5, timeout_action="delay")
-    former = queue(
-        delayed, other, order="deadline", priority_aging_s=None, default_queue_policy=policy, idle=0
-    )
+    strict: Any = {"order": "deadline", "priority_aging_s": None}
+    former = queue(delayed, other, idle=0, default_queue_policy=policy, **strict)
     assert waiting(former) == [delayed, other]
     assert expire(former, 2.0) == []
     assert waiting(former) == [other, delayed]

@@ -1,4 +1,4 @@
-"""Clients in closed loops stay in one batch over HTTP, too; see `batching/test_regathering.py`."""
+"""Clients in closed loops stay in one batch over HTTP; see `batching/test_forming_batches.py`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -14,7 +14,8 @@ import pytest
 import shoal
 import shoal.testing
 import shoal.testing.asgi
-from batching.scenes import line_up, outcome, read_all, using
+from batching.callers import line_up, outcome, read_all
+from batching.scenes import opening
 from shoal.testing import ScriptedHandler, ScriptedStreams, settle
 
 
@@ -27,7 +28,7 @@ def a_missing_answer(handler: Any) -> Iterator[None]:
 
 async def test_the_test_answers_each_batch():
     handler: ScriptedHandler[str, int] = ScriptedHandler()
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(handler, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, call("eel"), call("herring"))
         batch = await handler.next_batch()
         assert (batch.items, batch.reason) == (["eel", "herring"], shoal.DispatchReason.TIMER)
@@ -43,7 +44,7 @@ async def test_the_test_answers_each_batch():
 
 async def test_a_batch_can_fail_as_a_whole_or_in_one_place():
     handler: ScriptedHandler[int, Any] = ScriptedHandler()
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(handler, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         (await handler.next_batch()).fail(ZeroDivisionError("all"))
         await settle()
@@ -56,7 +57,7 @@ async def test_a_batch_can_fail_as_a_whole_or_in_one_place():
 
 async def test_a_batch_without_callers_is_cancelled():
     handler: ScriptedHandler[int, int] = ScriptedHandler()
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(handler, batch_wait_timeout_s=1) as (_, call, tasks):
         callers = await line_up(tasks, call(1), call(2))
         batch = await handler.next_batch()
         await callers[0].gone()
@@ -103,7 +104,7 @@ async def test_who_may_hold_the_slot_is_said_where_the_next_batch_does_not_come(
 
 async def test_a_batch_that_should_not_be_there_is_seen():
     handler: ScriptedHandler[int, int] = ScriptedHandler()
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=1.0)) as (call, tasks):
+    async with opening(handler, batch_wait_timeout_s=1.0) as (_, call, tasks):
         await line_up(tasks, call(1))
         await handler.no_batch()
         await anyio.sleep(1)
@@ -171,7 +172,7 @@ async def test_a_test_that_fails_anyhow_is_not_told_about_answers():
 
 async def test_the_test_makes_each_step_of_a_batch_of_streams():
     handler: ScriptedStreams[str, int] = ScriptedStreams()
-    async with using(shoal.Batcher(handler, batch_wait_timeout_s=1)) as (call, tasks):
+    async with opening(handler, batch_wait_timeout_s=1) as (_, call, tasks):
         readers = await read_all(tasks, call("a"), call("b"), call("c"))
         batch = await handler.next_batch()
         assert batch.items == ["a", "b", "c"]
