@@ -13,6 +13,7 @@ import pytest
 import shoal
 from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from worker_processes import until
@@ -39,11 +40,8 @@ def cluster() -> Generator[Any]:
 async def test_a_program_whose_ray_node_dies_connects_again(cluster, folder, caplog):
     caplog.set_level(logging.WARNING, "shoal")
     async with Controller() as controller:
-        await controller.create_backend(
-            "b", Model, folder.path, config={**CONFIG, "num_replicas": 2}
-        )
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        config = {**CONFIG, "num_replicas": 2}
+        handle = await deployed(controller, "b", Model, folder.path, config=config)
         stream = handle.options(method_name="is_stuck_in_a_step").stream
         own = ray.get_runtime_context().get_node_id()
         [node] = [one for one in cluster.list_all_nodes() if one.node_id == own]
@@ -117,9 +115,7 @@ async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypa
             await controller.create_backend("waiting", Model, folder.path, config=waiting)
 
     async with Controller() as controller, anyio.create_task_group() as tasks:
-        await controller.create_backend("b", Model, folder.path, config=CONFIG)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Model, folder.path, config=CONFIG)
         assert await handle.call(1) == 1
         assert int(os.environ[GCS_TIMEOUT]) > 10 * 365 * 86400
         tasks.start_soon(create_in_vain)
@@ -132,9 +128,7 @@ async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypa
 
 async def test_a_program_runs_on_while_the_head_node_is_frozen(cluster, folder):
     async with Controller() as controller:
-        await controller.create_backend("b", Model, folder.path, config=CONFIG)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Model, folder.path, config=CONFIG)
         gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
         os.kill(gcs, signal.SIGSTOP)
         try:

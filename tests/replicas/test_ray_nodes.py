@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 import shoal
+from replicas.ray_backends import Noting
 from replicas.ray_cluster import MARKS, cluster_of
-from replicas.ray_node_code import Noting
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
 from shoal.testing.replicas.code import Folder

@@ -345,9 +345,6 @@ def test_what_can_not_become_a_head_is_refused_before_it_ends(data):
     assert caught.value.status == 400
 
 
-HEADERS = [(b"x", b"a"), (b"host", b"shoal.test")]
-
-
 def test_a_url_without_a_path_is_the_server_itself_for_options():
     assert in_origin_form("OPTIONS", b"http://a.test", [])[0] == b"*"
     assert in_origin_form("OPTIONS", b"http://a.test/", [])[0] == b"/"
@@ -360,7 +357,7 @@ def test_a_url_without_a_path_is_the_server_itself_for_options():
 )
 def test_a_url_without_a_host_or_with_a_user_is_refused(target):
     with pytest.raises(BadRequest) as caught:
-        in_origin_form("GET", target, HEADERS)
+        in_origin_form("GET", target, [(b"x", b"a"), (b"host", b"shoal.test")])
     assert caught.value.status == 400
 
 
@@ -376,10 +373,6 @@ def test_the_server_itself_is_an_asterisk():
 
 def encoded(status, headers, framing=b""):
     return answer_head(status, headers)[0] + framing + END
-
-
-def length_of(status, headers):
-    return answer_head(status, headers)[1]
 
 
 def test_an_answers_head_has_a_status_line_the_headers_the_date_and_the_framing():
@@ -447,7 +440,7 @@ def test_a_name_that_is_no_token_is_refused(name):
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
 def test_the_length_is_read_and_must_be_one(name):
-    assert length_of(200, [(name, b"12")]) == 12
+    assert answer_head(200, [(name, b"12")])[1] == 12
     assert name + b": 12\r\n" in encoded(200, [(name, b"12")])
     for value in (b"", b"+1", b"-1", b"1 ", b"1_0", b"a", b"\xb2", b"1\r\nx: y"):
         with pytest.raises(ValueError, match="can't be sent"):

@@ -8,7 +8,7 @@ import h2.events
 import pytest
 from live_server import Http2Client, counted, http2, live, read_until, request, upgrade
 
-import shoal
+from handlers import app_of, double
 from shoal.server.shared import Shared
 from worker_processes import until
 
@@ -33,13 +33,7 @@ def workers(request):
 
 @pytest.fixture
 def app():
-    app = shoal.App()
-
-    @app.endpoint("/double", name="double")
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    return app
+    return app_of(double, "/double", name="double")
 
 
 async def counted_once(app, endpoint="-", protocol="other", outcome="invalid"):
