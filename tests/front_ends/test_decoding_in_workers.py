@@ -69,13 +69,9 @@ class Server:
 
     def __init__(self, app, spy, client, portal):
         self.app = app
-        self.spy = spy
+        self.decoded = spy.decoded
         self.client = client
         self._portal = portal
-
-    @property
-    def decoded(self):
-        return self.spy.decoded
 
     def post(self, content, path, **headers):
         kind = {"content-type": "application/json"}

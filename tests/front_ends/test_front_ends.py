@@ -18,7 +18,7 @@ from held_app import counted, statistics
 from held_requests import asking, held_request, read_answer
 from live_server import live, read_until, request
 
-import shoal
+from handlers import app_of
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
@@ -343,13 +343,12 @@ def memory_of(pid):
     ],
 )
 async def test_a_large_answer_to_a_client_that_does_not_read_is_held_once(middleware):
-    app = shoal.App(middleware=middleware)
     large = bytes(SIZE)
 
-    @app.endpoint("/whole")
     async def whole(items: list[int]) -> list[bytes]:
         return [large for _ in items]
 
+    app = app_of(whole, "/whole", settings={"middleware": middleware})
     async with live(app, workers=1, send_timeout_s=20) as server, await server.connect() as client:
         await client.send_all(request("/-/healthz"))
         await read_until(client, b"alive")

@@ -10,6 +10,7 @@ from http import HTTPStatus
 import anyio
 import h2.events
 import pytest
+from echo_app import EchoApp
 from held_app import statistics
 from held_requests import asking, held_request, read_answer
 from live_server import http2, live, read_until, request, upgrade
@@ -196,10 +197,7 @@ async def test_each_request_has_its_own_head_however_many_there_are(serving):
         given = [scope["path"], dict(scope["headers"])[b"x-number"].decode()]
         # What it does with them concerns no other request.
         scope["headers"].clear()
-        body = json.dumps(given).encode()
-        length = (b"content-length", b"%d" % len(body))
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        await send({"type": "http.response.body", "body": body})
+        await EchoApp().answer(send, 200, json.dumps(given).encode())
 
     paths = ["/" + "x" * (8000 * (nth % 100 == 0)) for nth in range(1100)]
     async with await serving(app).connect() as client:
@@ -248,22 +246,15 @@ async def test_a_websocket_message_that_cannot_be_sent_ends_nothing_else(serving
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": OwnBytes(b"x")})
         else:
-            await send_null(send)
+            await EchoApp().answer(send, 200, b"null")
 
     server = serving(app)
     async with await server.connect() as client:
         await client.send_all(upgrade())
-        received = await read_until(client, b"\r\n\r\n")
-        assert received.startswith(b"HTTP/1.1 101 ")
+        assert (await read_until(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         async with asking(server, 1, request("/")) as [other]:
             assert await read_answer(other) == (200, None)
     assert "the application failed" in caplog.text
-
-
-async def send_null(send):
-    length = (b"content-length", b"4")
-    await send({"type": "http.response.start", "status": 200, "headers": [length]})
-    await send({"type": "http.response.body", "body": b"null"})
 
 
 async def test_what_a_request_leaves_is_not_met_by_the_next(serving, caplog):
@@ -280,7 +271,7 @@ async def test_what_a_request_leaves_is_not_met_by_the_next(serving, caplog):
             left.cancel()
         if scope["path"] == "/fail":
             raise ValueError
-        await send_null(send)
+        await EchoApp().answer(send, 200, b"null")
 
     paths = ["/leave", "/", "/leave", "/leave", "/", "/fail", "/", "/fail", "/"]
     server = serving(app)
@@ -320,10 +311,8 @@ async def connected(*, shares_memory):
     memory = SharedMemory(fd, MEMORY)
     if fd is not None:
         os.close(fd)
-    ends = (
-        End(ours, memory.requests, memory.replies),
-        End(theirs, memory.replies, memory.requests),
-    )
+    here, there = memory.requests, memory.replies
+    ends = End(ours, here, there), End(theirs, there, here)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             for end in ends:

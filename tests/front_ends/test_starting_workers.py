@@ -69,8 +69,7 @@ async def loading(app):
 
 async def is_served(app, held, server):
     held.go.set()
-    sent = request("/held", method="POST", body=b"7", close=True)
-    answer = await server.talk(sent)
+    answer = await server.talk(request("/held", method="POST", body=b"7", close=True))
     assert answer.endswith(b"\r\n\r\n7")
     assert statistics(app).finished == 1
 

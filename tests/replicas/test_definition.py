@@ -33,6 +33,9 @@ class Model:
     def __call__(self, items: list[int]) -> list[int]:
         return items
 
+    def one(self, item: int) -> int:
+        return item
+
 
 class NoHandler:
     pass
@@ -162,25 +165,17 @@ def of_dict(item: dict[str, Any]) -> int:
     return len(item)
 
 
-class OfLists:
-    def __call__(self, items: list[int]) -> list[int]:
-        return items
-
-    def one(self, item: int) -> int:
-        return item
-
-
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
         (of_bare_list, True),
-        (OfLists().__call__, True),
+        (Model().__call__, True),
         (functools.partial(of_list_and_one, factor=3), True),
         (of_text, False),
         (of_bytes, False),
         (of_pair, False),
         (of_dict, False),
-        (OfLists().one, False),
+        (Model().one, False),
         (functools.partial(of_text), False),
     ],
 )
@@ -230,10 +225,10 @@ def test_the_mark_gives_back_what_it_marks():
         return items
 
     assert accept_batch(function) is function
-    assert accept_batch(OfLists) is OfLists
+    assert accept_batch(Model) is Model
 
 
-@pytest.mark.parametrize("code", [OfLists().one, len, 7])
+@pytest.mark.parametrize("code", [Model().one, len, 7])
 def test_what_can_not_be_marked_is_refused(code):
     with pytest.raises(TypeError, match=r"accept_batch\(\) marks a function, a method or a class"):
         accept_batch(code)

@@ -11,15 +11,12 @@ from typing import Any, get_type_hints
 import pytest
 
 import shoal
+from handlers import double
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import Definition, accept_batch
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS, HandleKeywords, HandleOptions
 from shoal.replicas.code.instance import Instance
 from shoal.serving.clients.handles import ChildHandle
-
-
-def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
 
 
 def of_one(item):

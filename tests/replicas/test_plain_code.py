@@ -9,8 +9,7 @@ import pytest
 
 import shoal
 from batching.scenes import read_all
-from replicas.local_replicas import failure_of, serving
-from replicas.plain_generators import calls_of, pretend
+from replicas.local_replicas import calls_of, failure_of, pretend, serving
 from shoal.errors import WrongResultType
 from shoal.testing import settle
 from time_limits import HANG_S

@@ -79,10 +79,8 @@ class Chaos:
         replica = self.played.replica
         kind = self.random.randrange(3)
         if kind == 0:
-            assert await replica.run("__call__", [number, number + 1]) == [
-                2 * number,
-                2 * number + 2,
-            ]
+            doubled = await replica.run("__call__", [number, number + 1])
+            assert doubled == [2 * number, 2 * number + 2]
         elif kind == 1:
             sent = bytes([number % 256]) * (8 * size)
             [echo] = await replica.run("echo", [Block(sent)])

@@ -21,9 +21,9 @@ LARGE = 1_100_000  # 8.8 MB: copied in a thread
 ROOM = 12 * 2**20
 
 
-def used(replica) -> int:
+def used(played) -> int:
     """The shared memory for requests that is not given back."""
-    return replica._conversation.codec.outgoing.used
+    return played.replica._conversation.codec.outgoing.used
 
 
 def arrays(size: int) -> list[np.ndarray]:
@@ -43,8 +43,7 @@ def arrays(size: int) -> list[np.ndarray]:
     indirect=["anyio_backend"],
 )
 async def test_arrays_and_bytes_come_back_as_they_went(shared_memory_bytes, code):
-    replica = made(code, shared_memory_bytes=shared_memory_bytes)
-    async with playing(replica) as played:
+    async with playing(made(code, shared_memory_bytes=shared_memory_bytes)) as played:
         for size in LARGE, 10, LARGE // 8, ARRAY:
             items = arrays(size)
             for _ in range(2):
@@ -64,22 +63,21 @@ async def test_arrays_and_bytes_come_back_as_they_went(shared_memory_bytes, code
             assert steps == [[body], [body]]
         if shared_memory_bytes:
             assert await played.run("lengths", [b""]) == [0]
-            assert used(replica) == 0
+            assert used(played) == 0
 
 
 @pytest.mark.one_loop
 async def test_bytes_leave_the_shared_memory_and_arrays_beside_them_stay_in_it():
-    replica = made(shared_memory_bytes=ROOM)
-    async with playing(replica) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         await played.run("keep", [bytes(500_000)])
         await played.run("lengths", [b""])
-        assert used(replica) == 0
+        assert used(played) == 0
         await played.run("keep", [(bytes(500_000), np.ones(ARRAY))])
         await played.run("lengths", [b""])
-        assert used(replica) > 500_000 + 8 * ARRAY  # one block, as long as any of it is in use
+        assert used(played) > 500_000 + 8 * ARRAY  # one block, as long as any of it is in use
         await played.run("forget", [0])
         await played.run("lengths", [b""])
-        assert used(replica) == 0
+        assert used(played) == 0
 
 
 @pytest.mark.one_loop
@@ -93,39 +91,36 @@ async def test_code_may_be_made_of_large_bytes():
 
 @pytest.mark.one_loop
 async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back_later():
-    replica = made(shared_memory_bytes=ROOM)
-    async with playing(replica) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         await played.run("keep", [np.full(LARGE // 4, 1.0)])
         await played.run("keep", [np.full(LARGE // 4, 2.0)])
-        assert used(replica) == 2 * 8 * (LARGE // 4)
+        assert used(played) == 2 * 8 * (LARGE // 4)
         for _ in range(8):  # these have what is left, and then none
             await played.run("keep", [np.full(LARGE // 4, 3.0)])
         kept = await played.run("kept", [0])
         assert kept == [n * (LARGE // 4) for n in (1.0, 2.0, *8 * [3.0])]
         await played.run("forget", [0])
         await played.run("sums", [np.ones(LARGE)])
-        assert used(replica) == 0
+        assert used(played) == 0
 
 
 @pytest.mark.one_loop
 async def test_memory_comes_back_from_a_batch_that_ends_or_fails():
-    replica = made(shared_memory_bytes=ROOM)
-    async with playing(replica) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         for _ in range(5):
             await played.run("echo", [np.ones(LARGE)])
-            assert used(replica) == 0
+            assert used(played) == 0
             with pytest.raises(TypeError):
                 await played.run("__call__", [{"a": np.ones(LARGE)}, None])
             with pytest.raises(TypeError):
                 await played.run("unsendable", [np.ones(LARGE)])
         await played.run("sums", [np.ones(LARGE)])
-        assert used(replica) == 0
+        assert used(played) == 0
 
 
 @pytest.mark.parametrize("code", [Plain, Async])
 async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
-    replica = made(code, folder.path, shared_memory_bytes=ROOM)
-    async with playing(replica) as played:
+    async with playing(made(code, folder.path, shared_memory_bytes=ROOM)) as played:
         for nth in range(3):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(played.run, "hold", [f"first {nth}"])
@@ -136,17 +131,16 @@ async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
                 folder.release(f"first {nth}")
         await played.run("sums", [np.ones(LARGE)])
         gc.collect()
-        assert used(replica) == 0
+        assert used(played) == 0
 
 
 async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_sent():
-    replica = made(shared_memory_bytes=ROOM)
-    async with playing(replica) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await played.run("sums", [np.ones(LARGE)])
         assert scope.cancelled_caught
-        assert used(replica) == 0
+        assert used(played) == 0
         assert await played.run("sums", [np.ones(LARGE)]) == [LARGE]
 
 

@@ -16,7 +16,7 @@ from observe import traced_code
 from observe.otlp_receiver import receiving
 from observe.test_tracing_batches import Spans, ids, linked
 from replicas.ray_backends import Caller, CallerInBatches, CallsWhileItStarts, Model
-from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from replicas.ray_cluster import MARKS, NODE, ON_TRIO, SMALL, cluster_of
 from serving.scenes import deployed
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
@@ -26,9 +26,6 @@ from shoal.testing.replicas.code import Folder
 ray = pytest.importorskip("ray")
 
 pytestmark = MARKS
-
-# Each test makes an actor, and one loop is as good as the other for what both have in common.
-ON_TRIO = pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

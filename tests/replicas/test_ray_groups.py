@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from replicas.ray_backends import Model, Sharded, ShardedSteps
-from replicas.ray_cluster import MARKS, cluster_of
+from replicas.ray_cluster import MARKS, ON_TRIO, cluster_of
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
@@ -22,11 +22,7 @@ ray = pytest.importorskip("ray")
 
 from shoal.replicas.ray.placing import ReplicaGroup  # noqa: E402 - it needs Ray
 
-pytestmark = [
-    *MARKS,
-    pytest.mark.slow,
-    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
-]
+pytestmark = [*MARKS, pytest.mark.slow, ON_TRIO]
 
 CONFIG: Any = {
     "placement": "ray",

@@ -16,12 +16,11 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from live_server import live
 
 import shoal
 from replicas.ray_backends import Noting
 from replicas.ray_cluster import MARKS, cluster_of
-from shoal.asgi.http_options import HttpOptions
-from shoal.server.server import serve
 from shoal.testing.replicas.code import Folder
 from worker_processes import children_of
 
@@ -214,20 +213,8 @@ async def _under_load(
         retries=retries,
     )
     app.route("noting", backend="noting", path="/noting")
-    stop, urls = anyio.Event(), list[str]()
-    async with anyio.create_task_group() as tasks:
-        has_started = anyio.Event()
-
-        def started(url: str) -> None:
-            urls.append(url)
-            has_started.set()
-
-        serve_it = partial(
-            serve, app, HttpOptions(port=0), shutdown=stop.wait, on_listening=started
-        )
-        tasks.start_soon(serve_it)
-        await has_started.wait()
-        load = Load(f"{urls[0]}/noting")
+    async with live(app, hang_s=300) as server:
+        load = Load(f"http://127.0.0.1:{server.port}/noting")
         async with httpx.AsyncClient() as client, anyio.create_task_group() as clients:
             for _ in range(CLIENTS):
                 clients.start_soon(load.send, client)
@@ -235,4 +222,3 @@ async def _under_load(
             await load.more(ENOUGH)
             yield app, load
             load.is_over = True
-        stop.set()

@@ -7,19 +7,14 @@ import anyio
 import pytest
 
 from replicas.ray_backends import Model
-from replicas.ray_cluster import MARKS, SMALL, growing_cluster
+from replicas.ray_cluster import MARKS, ON_TRIO, SMALL, growing_cluster
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
 
 ray = pytest.importorskip("ray")
 
-# All of it is the same on each loop.
-pytestmark = [
-    *MARKS,
-    pytest.mark.slow,
-    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
-]
+pytestmark = [*MARKS, pytest.mark.slow, ON_TRIO]
 
 ON_A_NODE_OF_ITS_OWN = {"num_cpus": 1, "resources": {"added": 1}}
 BY_LOAD: Any = {

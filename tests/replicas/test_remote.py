@@ -9,7 +9,8 @@ import pytest
 
 from handlers import double
 from replicas.remote_servers import listening, served
-from replicas.test_remote_handshake import closed, failure_of, lying
+from replicas.test_remote_handshake import closed, ended, failure_of, lying
+from serving.scenes import deployed, never
 from shoal.core.addresses import model_server_address
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
@@ -55,14 +56,13 @@ async def next_frame(sock):
 async def lying_ingress(tmp_path):
     """Yields a socket that is an ingress of a model server, and a handle over there."""
     async with Controller() as controller:
-        await controller.create_backend("model", double)
-        await controller.create_endpoint("model", backend="model")
+        handle = await deployed(controller, "model", double)
         async with listening(controller, f"unix:{tmp_path}/a") as (_, address):
             with await connect(model_server_address("", address), None) as sock:
                 with anyio.fail_after(HANG_S):
                     await handshake.send_all(sock, frame(FrameKind.START, 1, ("model", "m#0")))
                     assert (await next_frame(sock))[0] == FrameKind.RESULT
-                    yield sock, await controller.get_handle("model")
+                    yield sock, handle
 
 
 async def test_a_caller_that_leaves_a_call_that_was_never_made_harms_no_other_caller(tmp_path):
@@ -97,8 +97,7 @@ async def test_a_frame_without_a_pickle_of_its_own_is_invalid(tmp_path):
         await closed(sock)
 
     async with lying(tmp_path, lie) as lost:
-        with anyio.fail_after(HANG_S):
-            assert "a frame refers to memory that is not shared" in await failure_of(lost)
+        assert "a frame refers to memory that is not shared" in await failure_of(lost)
 
 
 async def answer_start(sock, *frames):
@@ -117,9 +116,7 @@ async def test_a_model_server_that_shuts_down_before_it_answers_is_left_at_once(
         await closed(sock)
 
     async with lying(tmp_path, lie) as lost:
-        played = Played(lost)
-        with anyio.fail_after(HANG_S):
-            await played.serve()
+        played = await ended(lost)
     assert str(played.error).endswith("it is shutting down")
 
 
@@ -130,15 +127,10 @@ async def test_a_replica_that_is_ended_while_it_connects_is_not_started(tmp_path
         getattr(lost, verb)(*reason)
         return await connect(*args)
 
-    async def never(*_):
-        await anyio.sleep_forever()
-
     monkeypatch.setattr(replica, "connect", connecting)
     monkeypatch.setattr(replica, "keep_alive", never)  # it would end the replica later
     async with lying(tmp_path, closed) as lost:  # which describes nothing
-        played = Played(lost)
-        with anyio.fail_after(HANG_S):
-            await played.serve()
+        played = await ended(lost)
     assert isinstance(played.error, ReplicaNotStarted)
 
 
@@ -166,20 +158,14 @@ async def test_the_death_of_a_model_server_that_can_not_be_reached_says_so(tmp_p
         return Unreachable(await connect(*args))
 
     monkeypatch.setattr(replica, "connect", unreachable)
-    async with lying(tmp_path, lie) as lost, anyio.create_task_group() as tasks:
-        played = Played(lost)
-        tasks.start_soon(played.serve)
-        with anyio.fail_after(HANG_S):
-            await played.ended.wait()
+    async with lying(tmp_path, lie) as lost:
+        played = await ended(lost)
     assert played.description is not None
     assert str(played.error).endswith("Connection timed out")
 
 
 @pytest.mark.parametrize("why", [None, "it has no replica"])
 async def test_a_drain_ends_an_idle_replica_at_once(tmp_path, monkeypatch, why):
-    async def never(*_):
-        await anyio.sleep_forever()
-
     monkeypatch.setattr(replica, "keep_alive", never)  # it would end the replica later
 
     async def lie(sock):
@@ -188,11 +174,8 @@ async def test_a_drain_ends_an_idle_replica_at_once(tmp_path, monkeypatch, why):
         await handshake.send_all(sock, b"".join(encoded(FrameKind.DRAIN, 0, parts)))
         assert await closed(sock)  # by the replica
 
-    async with lying(tmp_path, lie) as drained, anyio.create_task_group() as tasks:
-        played = Played(drained)
-        tasks.start_soon(played.serve)
-        with anyio.fail_after(HANG_S):
-            await played.ended.wait()
+    async with lying(tmp_path, lie) as drained:
+        played = await ended(drained)
     assert played.description is not None
     assert str(played.error).endswith(why or "it is shutting down")
     assert drained.is_leaving is (why is None)

@@ -308,11 +308,7 @@ async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well():
 
 async def test_the_code_of_an_open_batch_dies_with_its_replica():
     async with serving(replica := replica_of(Waiting())), anyio.create_task_group() as tasks:
-
-        async def call():
-            assert isinstance(await failure_of(replica.run_open("__call__", None)), ReplicaDied)
-
-        tasks.start_soon(call)
+        tasks.start_soon(dies, replica.run_open("__call__", None))
         await settle()
         replica.kill("out of luck")
 

@@ -9,8 +9,17 @@ import anyio
 import pytest
 
 import shoal
-from replicas.local_replicas import dies, failed_start, made, serve, serving
-from replicas.plain_generators import HeldSteps, decisions, handed_out
+from replicas.local_replicas import (
+    HeldSteps,
+    TwoHeld,
+    decisions,
+    dies,
+    failed_start,
+    handed_out,
+    made,
+    serve,
+    serving,
+)
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.jobs import Job
 from shoal.replicas.local.task import TaskReplica
@@ -253,15 +262,10 @@ def test_the_thread_ends_when_its_step_has_ended_after_the_event_loop(kind):
 
 
 async def test_a_generator_that_was_to_be_closed_after_other_work_is_closed_nevertheless():
-    held = {"x": HeldSteps([0], [1]), "y": HeldSteps([0])}
-
-    def handler(items: list[str]):
-        yield from held[items[0]].handler(items)
-
-    x, y = held.values()
-    replica = made(ThreadReplica, handler)
-    x_steps, y_steps = (replica.run_stream("__call__", [item]) for item in held)
-
+    two = TwoHeld()
+    x, y = two.by_item.values()
+    replica = replica_of(two.handler)
+    x_steps, y_steps = (replica.run_stream("__call__", [item]) for item in two.by_item)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             await tasks.start(serve, replica, [])

@@ -7,11 +7,9 @@ import os
 import pickle
 import selectors
 import socket
-import threading
 import weakref
 from collections.abc import Generator
 from dataclasses import fields
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -182,13 +180,15 @@ def test_a_worker_gets_the_options_of_each_request_on_its_own_clock():
     ]
 
 
-def test_requests_without_options_have_none_in_a_worker():
+def without_options():
     requests = [make_request("a"), make_request("b")]
     for request in requests:
         request.options = None
-    assert [each.options for each in sent(Batch(1, DispatchReason.FULL, requests), 0, 0)] == [
-        None
-    ] * 2
+    return Batch(1, DispatchReason.FULL, requests)
+
+
+def test_requests_without_options_have_none_in_a_worker():
+    assert [each.options for each in sent(without_options(), 0, 0)] == [None] * 2
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,8 @@ def test_requests_with_equal_options_keep_them(one):
     requests = [make_request(n) for n in range(3)]
     for request in requests:
         request.options = one.options
-    received = sent(Batch(1, DispatchReason.FULL, requests), 0, 0)
-    assert [(each.deadline, each.metadata) for each in received] == [
-        (one.deadline, one.metadata)
-    ] * 3
+    for each in sent(Batch(1, DispatchReason.FULL, requests), 0, 0):
+        assert (each.deadline, each.metadata) == (one.deadline, one.metadata)
 
 
 def test_a_model_server_gets_what_callers_asked_for():
@@ -216,10 +214,7 @@ def test_a_model_server_gets_what_callers_asked_for():
 
 
 def test_a_model_server_gets_no_options_where_no_request_has_any():
-    requests = [make_request("a"), make_request("b")]
-    for request in requests:
-        request.options = None
-    data = BatchAsData(*batch_as_data(Batch(1, DispatchReason.FULL, requests), 0))
+    data = BatchAsData(*batch_as_data(without_options(), 0))
     assert data.call_options(levels=1) == [NO_CALL_OPTIONS] * 2
 
 
@@ -425,16 +420,10 @@ async def test_a_thread_may_read_a_blocking_one_while_another_writes(pair):
         while rest:
             rest = rest[sock.sendmsg([rest]) :]
 
-    jobs = [
-        partial(read, client, received[0]),
-        partial(read, server, received[1]),
-        partial(write, server, b"s"),
-        partial(write, client, b"c"),
-    ]
-    threads = [threading.Thread(target=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    await anyio.to_thread.run_sync(lambda: [thread.join() for thread in threads])
+    async with anyio.create_task_group() as threads:
+        for sock, into, byte in ((client, received[0], b"c"), (server, received[1], b"s")):
+            threads.start_soon(anyio.to_thread.run_sync, read, sock, into)
+            threads.start_soon(anyio.to_thread.run_sync, write, sock, byte)
     assert received == [b"s" * size, b"c" * size]
 
 
