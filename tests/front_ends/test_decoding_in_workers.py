@@ -50,10 +50,6 @@ class Spy:
         CHANGED[:] = 2
 
 
-async def same(items: list[Any]) -> list[Any]:
-    return items
-
-
 def same_of(kind):
     """A handler of items of a type, which returns them."""
 

@@ -25,7 +25,6 @@ from worker_processes import until
 
 pytestmark = pytest.mark.real_time
 
-
 CLOSE = ("Connection: close",)
 
 
@@ -323,11 +322,7 @@ async def connected(*, shares_memory):
         end.channel.close()
 
 
-@pytest.fixture(params=[True, False], ids=["with shared memory", "without"])
-def shares_memory(request):
-    return request.param
-
-
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["with shared memory", "without"])
 async def test_messages_of_all_sizes_come_whole_and_in_order(shares_memory):
     sizes = [0, 1, 16_383, 65_536, 70_000, 5, 3 * MEMORY, 2, *[1000] * 300, 100_000, 0]
     posted = [("last", id_, b"d" * size) for id_, size in enumerate(sizes)]
@@ -338,6 +333,7 @@ async def test_messages_of_all_sizes_come_whole_and_in_order(shares_memory):
     assert other.received == posted
 
 
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["with shared memory", "without"])
 async def test_memory_is_given_back(shares_memory):
     """Ten times as much as there is passes, in both directions."""
     data = b"x" * (MEMORY // 4)

@@ -19,17 +19,10 @@ from shoal.replicas.code.instance import Instance
 from shoal.serving.clients.handles import ChildHandle
 
 
-def of_one(item):
-    return item
-
-
 class Model:
     """Has a method of every kind."""
 
     size = 3
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.arguments = args, kwargs
 
     def __call__(self, items: list[int]) -> list[int]:
         return items
@@ -195,7 +188,7 @@ def test_only_async_code_of_one_item_that_batches_by_itself_gathers():
 
 
 def test_whether_it_takes_lists_can_be_said_for_it():
-    assert instance_of(of_one, accept_batch=True).description.method("__call__").batched
+    assert instance_of(lambda item: item, accept_batch=True).description.method("__call__").batched
     assert not instance_of(double, accept_batch=False).description.method("__call__").batched
 
 

@@ -16,7 +16,6 @@ from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
-
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
 
 

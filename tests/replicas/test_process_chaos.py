@@ -21,9 +21,6 @@ from worker_processes import children_of
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 
-CALLERS = 6
-
-
 class Chaos:
     """Replicas that are killed and replaced while callers call them."""
 
@@ -97,7 +94,7 @@ async def run_chaos(kills: int, seed: int) -> None:
     chaos = Chaos(kills, seed)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(chaos.live)
-        for _ in range(CALLERS):
+        for _ in range(6):
             tasks.start_soon(chaos.call)
     assert chaos.counts["kills"] == kills
     assert chaos.counts["answers"] > kills

@@ -108,12 +108,8 @@ def clock(monkeypatch):
     return times
 
 
-def new_work() -> OpenWork:
-    return OpenWork(OpenStart("model", True, 1, None), NEVER, [].append, lambda: None)
-
-
 async def test_between_short_steps_others_run_every_10_ms(clock):
-    work = new_work()
+    work = OpenWork(OpenStart("model", True, 1, None), NEVER, [].append, lambda: None)
     await work.pause()
     assert not lets_others_run(work.pause())
     assert not lets_others_run(work.send([]))

@@ -15,7 +15,6 @@ from shoal.replicas.code.endpoint_call import CallOut
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-
 ARRAY = 5_000  # 40 kB of float64: beside the pickle, but copied in the event loop
 LARGE = 1_100_000  # 8.8 MB: copied in a thread
 ROOM = 12 * 2**20

@@ -114,15 +114,11 @@ async def test_joining_ray_leaves_the_handler_of_sigterm_alone(folder):
 
 
 async def test_a_replica_runs_where_its_resources_are(cluster, folder):
-    (node,) = [n["NodeID"] for n in ray_nodes() if "x" in n["Resources"]]
-    async with on_ray(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
-        assert await played.run("nodes", [1]) == [node]
-
-
-def ray_nodes() -> list[dict[str, Any]]:
     if not ray.is_initialized():
         ray.init()
-    return [node for node in ray.nodes() if node["Alive"]]
+    (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"] and "x" in n["Resources"]]
+    async with on_ray(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
+        assert await played.run("nodes", [1]) == [node]
 
 
 async def test_the_resources_of_a_stopped_replica_are_free(folder):
@@ -222,19 +218,19 @@ async def test_many_calls_run_at_once(folder):
         folder.release("on")
 
 
+async def waits_for_the_end(played: Played, deaths: list[ReplicaDied]) -> None:
+    try:
+        await played.run("waits", [1])
+    except ReplicaDied as death:
+        deaths.append(death)
+
+
 async def test_a_replica_whose_process_is_killed_dies(folder):
     async with on_ray(Model, folder.path) as played:
         (pid,) = await played.run("pids", [1])
         call: list[Any] = []
-
-        async def wait() -> None:
-            try:
-                await played.run("waits", [1])
-            except ReplicaDied as death:
-                call.append(death)
-
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
+            tasks.start_soon(waits_for_the_end, played, call)
             await noted(folder, "began")
             os.kill(pid, signal.SIGKILL)
             await played.ended.wait()
@@ -258,20 +254,13 @@ async def test_all_work_on_a_node_that_is_lost_fails(cluster, folder):
     node = cluster.add_node(num_cpus=1, resources={"doomed": 1}, **NODE)
     on_it = {"ray_options": {**SMALL, "resources": {"doomed": 0.1}}}
     deaths: list[ReplicaDied] = []
-
-    async def wait(played: Played) -> None:
-        try:
-            await played.run("waits", [1])
-        except ReplicaDied as death:
-            deaths.append(death)
-
     async with (
         on_ray(Model, folder.path, **on_it) as one,
         on_ray(Model, folder.path, **on_it) as other,
         anyio.create_task_group() as tasks,
     ):
         for played in (one, one, other):
-            tasks.start_soon(wait, played)
+            tasks.start_soon(waits_for_the_end, played, deaths)
         await noted(folder, "began", 3)
         await anyio.to_thread.run_sync(partial(cluster.remove_node, node, allow_graceful=False))
         await one.ended.wait()

@@ -27,6 +27,8 @@ ray = pytest.importorskip("ray")
 
 pytestmark = MARKS
 
+ON_RAY = {"placement": "ray", "ray_options": SMALL}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Generator[Any]:
@@ -77,7 +79,7 @@ async def calling(code: Any = Caller, **config: Any) -> AsyncGenerator[tuple[Con
     async with Controller() as controller:
         here = {"max_ongoing_requests": 10, "placement": "task"}
         await deployed(controller, "other", Other, began, ended, config=here)
-        on_ray = {"placement": "ray", "ray_options": SMALL, "max_ongoing_requests": 10, **config}
+        on_ray = {**ON_RAY, "max_ongoing_requests": 10, **config}
         handle = await deployed(controller, "caller", code, config=on_ray)
         yield controller, handle, (began, ended)
 
@@ -246,7 +248,7 @@ async def test_over_http():
     async def other(item: int) -> int:
         return item * 2
 
-    app.backend("caller", Caller, placement="ray", ray_options=SMALL)
+    app.backend("caller", Caller, **ON_RAY)
     app.route("caller", backend="caller", path="/caller")
     async with app.lifespan():
         assert json.loads((await ask(app, "/caller", 21)).body) == 42
@@ -255,7 +257,7 @@ async def test_over_http():
 @ON_TRIO
 async def test_gpus_are_rays(tmp_path):
     async with Controller() as controller:
-        config = {"placement": "ray", "ray_options": SMALL, "gpus": 0.5}
+        config = {**ON_RAY, "gpus": 0.5}
         handle = await deployed(controller, "b", Model, str(tmp_path), config=config)
         assert await handle.options(method_name="environment").call("CUDA_VISIBLE_DEVICES") == "0"
         free = await anyio.to_thread.run_sync(ray.available_resources)
@@ -322,9 +324,6 @@ async def test_the_wait_for_a_place_is_bounded_and_says_what_is_free(tmp_path):
     assert "'nowhere': 1" in said
     assert "these are free: " in said
     assert folder.notes() == []
-
-
-ON_RAY = {"placement": "ray", "ray_options": SMALL}
 
 
 @pytest.fixture

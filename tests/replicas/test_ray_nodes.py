@@ -33,7 +33,6 @@ BATCH = 4
 CLIENTS = 24
 ENOUGH = 200
 """How many requests are answered before the node is killed, and again once it is gone."""
-DIED = "urn:shoal:problem:replica-died"
 
 
 class Load:
@@ -115,7 +114,7 @@ def test_only_what_runs_on_a_node_that_is_killed_is_lost(tmp_path: Path, retries
         # A batch may have been on its way there.
         assert lost <= load.failed.keys()
         assert len(load.failed) <= BATCH
-        assert set(load.failed.values()) <= {DIED}
+        assert set(load.failed.values()) <= {"urn:shoal:problem:replica-died"}
 
 
 def test_nothing_is_lost_with_a_node_that_is_drained(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
-
 HEADER = struct.Struct("<BB?xIQQ")
 
 

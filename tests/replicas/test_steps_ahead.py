@@ -152,12 +152,11 @@ async def test_a_list_that_is_changed_in_the_next_step_was_copied(placement):
         assert [item async for item in stream] == [4]
 
 
-class Value:
-    """An item that can be watched."""
-
-
 async def test_the_steps_from_which_it_went_on_are_not_kept(placement):
     alive = WeakSet()
+
+    class Value:
+        """An item that can be watched."""
 
     def give(_items):
         value = Value()

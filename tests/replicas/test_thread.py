@@ -20,6 +20,7 @@ from replicas.local_replicas import (
     serve,
     serving,
 )
+from replicas.test_plain_code import plain as plain
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.jobs import Job
 from shoal.replicas.local.task import TaskReplica
@@ -28,7 +29,6 @@ from shoal.testing import settle
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
-
 
 replica_of = partial(made, ThreadReplica)
 
@@ -68,32 +68,6 @@ class Threads:
         self._note("close")
 
 
-class Held:
-    """Code that waits until the test lets it go."""
-
-    def __init__(self):
-        self.began = anyio.Event()
-        self.may_go = threading.Event()
-        self.heard = []
-
-    def __call__(self, item):
-        self.heard.append(item)
-        return item
-
-    def hold(self, item):
-        anyio.from_thread.run_sync(self.began.set)
-        assert self.may_go.wait(HANG_S)
-        self.heard.append(item)
-        return item
-
-
-@pytest.fixture
-def held():
-    code = Held()
-    yield code
-    code.may_go.set()
-
-
 async def test_all_but_health_runs_in_one_thread():
     heard = []
     async with serving(replica := replica_of(Threads, heard, user_config="first")):
@@ -114,8 +88,8 @@ async def test_all_but_health_runs_in_one_thread():
     assert not others & {*health, threading.get_ident()}
 
 
-async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(held):
-    async with serving(replica := replica_of(held)) as failures:
+async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(plain):
+    async with serving(replica := replica_of(plain)) as failures:
         async with anyio.create_task_group() as tasks:
 
             async def call(method, item):
@@ -123,13 +97,13 @@ async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(held):
                     await replica.run(method, [item])
 
             tasks.start_soon(call, "hold", 1)
-            await held.began.wait()
+            await plain.began.wait()
             tasks.start_soon(call, "__call__", 2)
             await anyio.wait_all_tasks_blocked()
             replica.kill("out of luck")
         assert failures == []
-        held.may_go.set()
-    assert held.heard == [1]
+        plain.may_go.set()
+    assert plain.heard == ["held"]
     assert [str(failure) for failure in failures] == ["embed#3 was killed: out of luck"]
 
 

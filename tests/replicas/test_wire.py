@@ -296,9 +296,6 @@ def test_nobody_can_take_the_memory_from_under_the_other_end(size):
         os.close(fd)
 
 
-BAD_KIND = b"\x63" + bytes(23)
-
-
 @pytest.fixture
 def ends() -> Generator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
@@ -313,7 +310,7 @@ async def test_a_closed_connection_frees_its_buffer_at_once(ends):
     gc.disable()
     try:
         connection = FrameConnection(ends[0], reader)
-        ends[1].sendall(BAD_KIND[1:])
+        ends[1].sendall(bytes(23))
         connection.read_available(lambda _: None)
         connection.close()
         del reader, connection

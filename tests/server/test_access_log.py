@@ -11,8 +11,8 @@ from echo_app import EchoApp
 from live_server import Http2Client, http2, live, read_all, read_until, request
 from server_in_memory import serving
 
-import shoal
 from base_exceptions import Panic
+from handlers import app_of, double
 from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLogLine
 from shoal.server.log_errors import ClientFaults
@@ -21,11 +21,7 @@ from shoal.testing import settle
 
 @pytest.fixture
 def app():
-    app = shoal.App()
-
-    @app.endpoint("/double")
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
+    app = app_of(double, "/double")
 
     @app.endpoint("/hold")
     async def hold(items: list[int]):
@@ -40,30 +36,16 @@ def app():
     return app
 
 
-@pytest.fixture
-def lines(caplog):
-    caplog.set_level(logging.INFO, logger=LOGGER)
-    return lambda: [json.loads(r.getMessage()) for r in caplog.records if r.name == LOGGER]
-
-
 @pytest.mark.real_time
-async def test_each_request_is_a_line(app, lines):
+async def test_each_request_is_a_line(app, logged):
     async with live(app, access_log=True) as server, await server.connect() as client:
-        asked = request(
-            "/double?token=s3cret",
-            method="POST",
-            body=b"21",
-            headers=[
-                "Content-Type: application/json",
-                "X-Request-ID: mine",
-                "Authorization: Bearer s3cret",
-            ],
-        )
+        secrets = ["X-Request-ID: mine", "Authorization: Bearer s3cret"]
+        asked = request("/double?token=s3cret", method="POST", body=b"21", headers=secrets)
         await client.send_all(asked)
         await read_until(client, b"42")
         await client.send_all(request("/nowhere"))
         await read_until(client, b"not-found")
-    first, second = lines()
+    first, second = logged()
     assert set(first) == {
         *("time", "client", "protocol", "method", "path", "status", "bytes", "duration_s"),
         "request_id",
@@ -78,38 +60,38 @@ async def test_each_request_is_a_line(app, lines):
 
 
 @pytest.mark.real_time
-async def test_nothing_is_logged_unless_asked_for(app, lines):
+async def test_nothing_is_logged_unless_asked_for(app, logged):
     async with live(app) as server:
         await server.talk(request("/-/healthz", close=True))
-    assert lines() == []
+    assert logged() == []
 
 
 @pytest.mark.parametrize("path", ["/a\r\nb", '/"}', "/\udc80", "/a\x85b\u2028c\u2029\u00e9"])
-def test_a_path_can_not_forge_a_line(lines, path, caplog):
+def test_a_path_can_not_forge_a_line(logged, path, caplog):
     scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": path}
     AccessLogLine().write(scope)
-    [line] = lines()
+    [line] = logged()
     assert line["status"] is None
     for form in (TextFormatter(), JsonFormatter()):
-        assert len(form.format(caplog.records[-1]).splitlines()) == 1
+        assert len(form.format(caplog.records[-1]).splitlogged()) == 1
 
 
 @pytest.mark.real_time
-async def test_the_bytes_of_a_stream_are_counted(app, lines):
+async def test_the_bytes_of_a_stream_are_counted(app, logged):
     async with live(app, access_log=True) as server:
         answer = await server.talk(request("/letters", method="POST", body=b'"abc"', close=True))
-    [line] = lines()
+    [line] = logged()
     chunks = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")
     assert line["bytes"] == sum(int(size, 16) for size in chunks[:-2:2])
     assert line["request_id"].encode() in answer
 
 
 @pytest.mark.real_time
-async def test_a_client_that_leaves_a_server_is_logged_once(app, lines):
+async def test_a_client_that_leaves_a_server_is_logged_once(app, logged):
     async with live(app, access_log=True) as server, await server.connect() as client:
         await client.send_all(request("/hold", method="POST", body=b"1"))
         await read_until(client, b"data: 1")
-    [line] = lines()
+    [line] = logged()
     assert (line["path"], line["status"]) == ("/hold", 200)
     assert line["bytes"] > 0
 
@@ -132,14 +114,11 @@ def broken_filter():
 
 
 @pytest.mark.real_time
-async def test_a_broken_filter_of_the_log_ends_no_connection(app, lines, broken_filter, caplog):
+async def test_a_broken_filter_of_the_log_ends_no_connection(app, logged, broken_filter, caplog):
     broken_filter(LOGGER, RuntimeError("a broken filter"))
     async with live(app, access_log=True) as server, await server.connect() as client:
         for _ in range(2):
-            asked = request(
-                "/double", method="POST", body=b"21", headers=["Content-Type: application/json"]
-            )
-            await client.send_all(asked)
+            await client.send_all(request("/double", method="POST", body=b"21"))
             await read_until(client, b"42")
     assert "the access log failed" in caplog.text
 
@@ -155,7 +134,7 @@ async def test_a_broken_filter_of_the_servers_log_ends_at_most_its_connection(br
 
 
 @pytest.mark.real_time
-async def test_a_call_whose_line_ends_its_connection_is_counted(lines, broken_filter):
+async def test_a_call_whose_line_ends_its_connection_is_counted(logged, broken_filter):
     broken_filter(LOGGER, Panic())
     async with live(EchoApp(), access_log=True) as server, http2(server) as client:
         client.ask()
@@ -164,7 +143,7 @@ async def test_a_call_whose_line_ends_its_connection_is_counted(lines, broken_fi
     assert server.drained.served == 1
 
 
-async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_client_gets(lines):
+async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_client_gets(logged):
     async def returns_when_cut_off(scope, receive, send):
         left = anyio.Event()
         scope["extensions"]["shoal.disconnect"]["when_left"](left.set)
@@ -177,11 +156,11 @@ async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_clie
         server.shared.end_early()
         await settle()
         assert client.statuses == [503]
-    [line] = lines()
+    [line] = logged()
     assert line["status"] == 503
 
 
-async def test_it_hides_no_extension_and_counts_what_the_server_sends_for_the_application(lines):
+async def test_it_hides_no_extension_and_counts_what_the_server_sends_for_the_application(logged):
     async def app(scope, receive, send):
         offered = scope["extensions"]["shoal.disconnect"]
         assert offered["send"] == send
@@ -195,7 +174,7 @@ async def test_it_hides_no_extension_and_counts_what_the_server_sends_for_the_ap
         client = server.connect()
         client.ask("/")
         await settle()
-    [line] = lines()
+    [line] = logged()
     assert (line["status"], line["bytes"]) == (200, 9)
 
 
@@ -221,7 +200,7 @@ async def answers_late(_scope, receive, send):
     [(fails_after_the_start, 500), (waits_after_the_start, 503), (answers_late, 400)],
 )
 async def test_the_response_of_the_server_is_logged_in_place_of_the_applications(
-    lines, app, status
+    logged, app, status
 ):
     async with serving(app, access_log=True) as server:
         client = server.connect()
@@ -231,7 +210,7 @@ async def test_the_response_of_the_server_is_logged_in_place_of_the_applications
         await settle()
         [(sent, body)] = client.answers
         server.tasks.cancel_scope.cancel()
-    [line] = lines()
+    [line] = logged()
     assert (line["status"], line["bytes"]) == (sent, len(body)) == (status, len(body))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from server_in_memory import serving
+from test_http1_answers import answer
 
 from shoal.asgi.headers import BadRequest
 from shoal.asgi.http_options import HttpOptions
@@ -204,11 +205,9 @@ def test_a_line_feed_in_the_request_line_is_refused(first):
     assert refused(head(first=first, host=""))[0] == 400
 
 
-FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
-
-
 def facts(parser):
-    return [getattr(parser, name) for name in FACTS]
+    names = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
+    return [getattr(parser, name) for name in names]
 
 
 HEADS = {
@@ -241,8 +240,7 @@ async def test_a_change_of_the_headers_does_not_reach_the_next_request():
     async def app(scope, receive, send):
         found.append(list(scope["headers"]))
         scope["headers"].append((b"x-b", b"b"))
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+        await answer(send, status=204)
 
     async with serving(app) as server:
         client = server.connect()
@@ -259,8 +257,7 @@ async def test_requests_with_the_same_head_have_bodies_of_their_own():
         message = await receive()
         assert not message["more_body"]
         found.append((scope["path"], message["body"]))
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+        await answer(send, status=204)
 
     one = head("Content-Length: 3", first="POST /one HTTP/1.1")
     two = head("Content-Length: 3", first="POST /two HTTP/1.1")
@@ -388,8 +385,8 @@ def test_headers_of_other_types_are_sent_as_well(header):
 
 
 def test_the_date_of_the_application_is_kept():
-    answer = encoded(200, [(b"Date", b"today")])
-    assert answer == b"HTTP/1.1 200 OK\r\nDate: today\r\n\r\n"
+    kept = encoded(200, [(b"Date", b"today")])
+    assert kept == b"HTTP/1.1 200 OK\r\nDate: today\r\n\r\n"
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,6 @@ def all_of():
     return lambda kind: [each for each in found(kind) if id(each) not in before]
 
 
-async def flood(scope, _receive, send):
-    if scope["type"] == "http":
-        await send(START)
-        for number in range(128):
-            await send({**PART, "body": bytes([number]) * 2**15})
-        await send({"type": "http.response.body", "body": b""})
-
-
 @asynccontextmanager
 async def asking(server, window, whole=0):
     """A client with a window for each response, and one for the whole connection."""
@@ -65,7 +57,8 @@ async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypa
         take(self, turn, *cost)
 
     monkeypatch.setattr(Turns, "take", noted)
-    async with live(flood) as server, asking(server, WINDOW, WINDOW) as (client, asked):
+    parts = [bytes([number]) * 2**15 for number in range(128)]
+    async with live(Parts(parts)) as server, asking(server, WINDOW, WINDOW) as (client, asked):
         while not any(each.is_blocked for each in all_of(Transport)):
             await anyio.lowlevel.checkpoint()
         await until_quiet()
@@ -82,7 +75,7 @@ async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypa
                     client.connection.acknowledge_received_data(event.flow_controlled_length, asked)
                 ended |= isinstance(event, h2.events.StreamEnded)
             await client.flush()
-        assert bytes(received) == b"".join(bytes([number]) * 2**15 for number in range(128))
+        assert bytes(received) == b"".join(parts)
         assert len(turns) >= len(received) // (4 * FRAME)
 
 
@@ -140,7 +133,6 @@ class Parts:
         self.parts = parts
         self.changes = changes
         self.taken = 0
-        self.ended = anyio.Event()
 
     async def __call__(self, scope, _receive, send):
         assert scope["type"] == "http"  # it has no lifespan
@@ -153,7 +145,6 @@ class Parts:
             if self.changes:
                 part[:] = b"b" * len(part)
         await send({"type": "http.response.body", "body": b""})
-        self.ended.set()
 
 
 async def body_of(client, asked):

@@ -8,7 +8,7 @@ import h2.events
 import h2.settings
 import pytest
 from echo_app import EchoApp
-from live_server import Http2Client, live, read_until, request, upgrade
+from live_server import Http2Client, http2, live, read_until, request, upgrade
 from server_in_memory import asked, serving
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -88,11 +88,11 @@ async def test_an_http2_client_that_resets_before_it_opens_its_window_is_noticed
         await send({"type": "http.response.body", "body": b"1", "more_body": True})
         ended.set()
 
-    http2 = Http2Client(None)
-    http2.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
-    http2.ask()
+    asking = Http2Client(None)
+    asking.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    asking.ask()
     async with live(app, send_timeout_s=10 * HANG_S) as server:
-        client = server.connect_now(http2.connection.data_to_send())
+        client = server.connect_now(asking.connection.data_to_send())
         await ended.wait()
 
 
@@ -254,12 +254,11 @@ async def test_no_application_forges_a_header_on_either_protocol(name, value):
         answer = await server.talk(request("/bare", close=True))
         assert answer.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
         assert b"x-b" not in answer
-        client = Http2Client(await server.connect())
-        client.ask(b"/bare")
-        await client.flush()
-        event = await client.wait_for(h2.events.ResponseReceived)
-        assert dict(event.headers)[b":status"] == b"500"
-        await client.stream.aclose()
+        async with http2(server) as client:
+            client.ask(b"/bare")
+            await client.flush()
+            event = await client.wait_for(h2.events.ResponseReceived)
+            assert dict(event.headers)[b":status"] == b"500"
 
 
 async def test_a_refusal_of_a_handler_forges_no_header_either(caplog):

@@ -50,7 +50,6 @@ POST = b"POST /double HTTP/1.1\r\nHost: shoal.test\r\n"
 GET = "HTTP/1.1", "GET", "/double"
 UNREAD = "HTTP/1.1", None, None
 
-
 NEVER_THERE = [
     (ELSEWHERE, (*GET, 421)),
     (ELSEWHERE.replace(b"1.1", b"1.0"), ("HTTP/1.0", "GET", "/double", 421)),
@@ -163,9 +162,7 @@ async def test_an_application_without_an_answer_is_logged_as_answered_for(logged
     async with live(failing, access_log=True) as server:
         if http2:
             client = Http2Client(await server.connect())
-            stream = client.ask(b"/x")
-            await client.flush()
-            await client.wait_for(h2.events.StreamEnded, stream)
+            await client.fetch(b"/x")
             await client.stream.aclose()
         else:
             assert (await server.talk(request("/x"))).startswith(b"HTTP/1.1 500 ")

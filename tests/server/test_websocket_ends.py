@@ -7,8 +7,7 @@ import anyio
 import pytest
 from held_app import statistics
 from live_server import live, read_until, until_quiet, upgrade
-from test_websocket_limits import Http1Peer, Http2Peer, both_protocols
-from test_websockets_in_memory import framed
+from test_websocket_limits import Http1Peer, Http2Peer, both_protocols, framed
 from wsproto.events import CloseConnection, TextMessage
 
 import shoal
@@ -161,7 +160,9 @@ async def test_at_the_end_its_requests_finish_and_it_is_told_that_the_server_res
     async with live(app, workers=1) as server, asking(server) as peer:
         await until(lambda: held.batches)
         server.stop.set()
-        await until_refused(server)
+        with suppress(OSError):  # until each worker has been told of the end
+            while True:
+                await (await server.connect()).aclose()
         await peer.send(TextMessage(json.dumps({"id": 2, "item": 8})))
         late = await read(peer)
         assert (late["id"], late["error"]["status"]) == (2, 503)
@@ -172,10 +173,3 @@ async def test_at_the_end_its_requests_finish_and_it_is_told_that_the_server_res
         assert closed.code == 1012
     assert held.batches == [[7]]
     assert workers_of() == []
-
-
-async def until_refused(server):
-    """Waits until nobody accepts clients any more: each worker has been told of the end."""
-    with suppress(OSError):
-        while True:
-            await (await server.connect()).aclose()
