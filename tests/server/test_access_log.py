@@ -73,7 +73,7 @@ def test_a_path_can_not_forge_a_line(logged, path, caplog):
     [line] = logged()
     assert line["status"] is None
     for form in (TextFormatter(), JsonFormatter()):
-        assert len(form.format(caplog.records[-1]).splitlogged()) == 1
+        assert len(form.format(caplog.records[-1]).splitlines()) == 1
 
 
 @pytest.mark.real_time
