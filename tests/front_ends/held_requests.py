@@ -5,10 +5,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from live_server import read_until, request
 
-ITEM = b"7"
 
-
-def held_request(path="/held", body=ITEM, headers=()):
+def held_request(path="/held", body=b"7", headers=()):
     return request(path, method="POST", body=body, headers=headers)
 
 

@@ -5,10 +5,9 @@ import signal
 from contextlib import asynccontextmanager
 
 import anyio
-import h2.events
 import pytest
 from held_app import statistics
-from live_server import Http2Client, live, read_until, request, upgrade
+from live_server import http2, live, read_until, request, upgrade
 
 from observe.spans import new_spans, traced_app  # noqa: F401
 from shoal.http.dashboard.dashboard import DASHBOARD
@@ -135,11 +134,8 @@ async def ask_all(server):
     ]
     for sent in ask:
         await server.talk(sent)
-    client = Http2Client(await server.connect())
-    stream = client.ask(b"/nowhere")
-    await client.flush()
-    await client.wait_for(h2.events.StreamEnded, stream)
-    await client.stream.aclose()
+    async with http2(server) as client:
+        await client.fetch(b"/nowhere")
     return len(ask) + 1
 
 

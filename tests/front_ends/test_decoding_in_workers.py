@@ -50,10 +50,6 @@ class Spy:
         CHANGED[:] = 2
 
 
-async def same(items: list[Any]) -> list[Any]:
-    return items
-
-
 def same_of(kind):
     """A handler of items of a type, which returns them."""
 
@@ -69,13 +65,9 @@ class Server:
 
     def __init__(self, app, spy, client, portal):
         self.app = app
-        self.spy = spy
+        self.decoded = spy.decoded
         self.client = client
         self._portal = portal
-
-    @property
-    def decoded(self):
-        return self.spy.decoded
 
     def post(self, content, path, **headers):
         kind = {"content-type": "application/json"}

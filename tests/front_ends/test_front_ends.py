@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,8 +16,9 @@ import anyio
 import pytest
 from held_app import counted, statistics
 from held_requests import asking, held_request, read_answer
-from live_server import live, request
+from live_server import live, read_until, request
 
+from handlers import app_of
 from time_limits import HANG_S
 from worker_processes import children_of, kill, until, workers_of
 
@@ -322,3 +324,37 @@ async def test_the_limit_of_connections_is_shared(held_app, held):
         await until(lambda: statistics(held_app).running + statistics(held_app).queued == 2)
         await anyio.sleep(0.1)
         assert statistics(held_app).running + statistics(held_app).queued == 2
+
+
+SIZE = 64 * 2**20
+
+
+def memory_of(pid):
+    """The memory of a process, without what it shares, in bytes."""
+    return 1024 * int(re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read in /proc")
+@pytest.mark.parametrize(
+    "middleware",
+    [
+        pytest.param((), id="direct"),
+        pytest.param((lambda app: app,), id="by ASGI", marks=pytest.mark.one_loop),
+    ],
+)
+async def test_a_large_answer_to_a_client_that_does_not_read_is_held_once(middleware):
+    large = bytes(SIZE)
+
+    async def whole(items: list[int]) -> list[bytes]:
+        return [large for _ in items]
+
+    app = app_of(whole, "/whole", settings={"middleware": middleware})
+    async with live(app, workers=1, send_timeout_s=20) as server, await server.connect() as client:
+        await client.send_all(request("/-/healthz"))
+        await read_until(client, b"alive")
+        [worker] = workers_of()
+        before = memory_of(worker)
+        await client.send_all(request("/whole", method="POST", body=b"1"))
+        await read_until(client, b"\r\n\r\n")
+        # What it takes beside that does not grow with the answer.
+        assert memory_of(worker) - before < 1.25 * SIZE

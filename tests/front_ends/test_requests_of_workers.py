@@ -1,18 +1,26 @@
-"""Requests that workers pass on: real processes, real sockets, one server for many tests."""
+"""Requests that workers pass on, and the channel that they take to the server's process."""
 
 import json
+import os
+import socket
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
 
 import anyio
 import h2.events
 import pytest
+from echo_app import EchoApp
 from held_app import statistics
 from held_requests import asking, held_request, read_answer
 from live_server import http2, live, read_until, request, upgrade
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from shoal.front_ends.wire import Channel
+from shoal.replicas.process.wire.frames import FrameReader
+from shoal.replicas.process.wire.shared_memory import Region, SharedMemory, new_memory
+from time_limits import HANG_S
 from worker_processes import until
 
 pytestmark = pytest.mark.real_time
@@ -188,10 +196,7 @@ async def test_each_request_has_its_own_head_however_many_there_are(serving):
         given = [scope["path"], dict(scope["headers"])[b"x-number"].decode()]
         # What it does with them concerns no other request.
         scope["headers"].clear()
-        body = json.dumps(given).encode()
-        length = (b"content-length", b"%d" % len(body))
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        await send({"type": "http.response.body", "body": body})
+        await EchoApp().answer(send, 200, json.dumps(given).encode())
 
     paths = ["/" + "x" * (8000 * (nth % 100 == 0)) for nth in range(1100)]
     async with await serving(app).connect() as client:
@@ -240,22 +245,15 @@ async def test_a_websocket_message_that_cannot_be_sent_ends_nothing_else(serving
             await send({"type": "websocket.accept"})
             await send({"type": "websocket.send", "text": OwnBytes(b"x")})
         else:
-            await send_null(send)
+            await EchoApp().answer(send, 200, b"null")
 
     server = serving(app)
     async with await server.connect() as client:
         await client.send_all(upgrade())
-        received = await read_until(client, b"\r\n\r\n")
-        assert received.startswith(b"HTTP/1.1 101 ")
+        assert (await read_until(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
         async with asking(server, 1, request("/")) as [other]:
             assert await read_answer(other) == (200, None)
     assert "the application failed" in caplog.text
-
-
-async def send_null(send):
-    length = (b"content-length", b"4")
-    await send({"type": "http.response.start", "status": 200, "headers": [length]})
-    await send({"type": "http.response.body", "body": b"null"})
 
 
 async def test_what_a_request_leaves_is_not_met_by_the_next(serving, caplog):
@@ -272,7 +270,7 @@ async def test_what_a_request_leaves_is_not_met_by_the_next(serving, caplog):
             left.cancel()
         if scope["path"] == "/fail":
             raise ValueError
-        await send_null(send)
+        await EchoApp().answer(send, 200, b"null")
 
     paths = ["/leave", "/", "/leave", "/leave", "/", "/fail", "/", "/fail", "/"]
     server = serving(app)
@@ -280,3 +278,80 @@ async def test_what_a_request_leaves_is_not_met_by_the_next(serving, caplog):
         received = await server.talk(request(path, close=True))
         assert received.startswith(b"HTTP/1.1 %d " % (500 if path == "/fail" else 200))
     assert met == ["nobody"] * len(paths)
+
+
+MEMORY = 2**20
+
+
+class End:
+    """One end, and what it has received."""
+
+    def __init__(self, sock, outgoing, incoming):
+        self.failures = []
+        reader = FrameReader()
+        self.channel = Channel(sock, reader, outgoing, incoming, self.failures.append)
+        self.received = []
+        self._came = anyio.Event()
+
+    def take(self, messages):
+        self.received += messages
+        self._came.set()
+
+    async def wait_for(self, count):
+        while len(self.received) < count:
+            self._came = anyio.Event()
+            await self._came.wait()
+
+
+@asynccontextmanager
+async def connected(*, shares_memory):
+    ours, theirs = socket.socketpair()
+    fd = new_memory(MEMORY) if shares_memory else None
+    memory = SharedMemory(fd, MEMORY)
+    if fd is not None:
+        os.close(fd)
+    here, there = memory.requests, memory.replies
+    ends = End(ours, here, there), End(theirs, there, here)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            for end in ends:
+                tasks.start_soon(end.channel.run, end.take)
+            yield ends
+            tasks.cancel_scope.cancel()
+    for end in ends:
+        end.channel.close()
+
+
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["with shared memory", "without"])
+async def test_messages_of_all_sizes_come_whole_and_in_order(shares_memory):
+    sizes = [0, 1, 16_383, 65_536, 70_000, 5, 3 * MEMORY, 2, *[1000] * 300, 100_000, 0]
+    posted = [("last", id_, b"d" * size) for id_, size in enumerate(sizes)]
+    async with connected(shares_memory=shares_memory) as (one, other):
+        for name, id_, content in posted:
+            one.channel.post(name, id_, content, len(content))
+        await other.wait_for(len(sizes))
+    assert other.received == posted
+
+
+@pytest.mark.parametrize("shares_memory", [True, False], ids=["with shared memory", "without"])
+async def test_memory_is_given_back(shares_memory):
+    """Ten times as much as there is passes, in both directions."""
+    data = b"x" * (MEMORY // 4)
+    async with connected(shares_memory=shares_memory) as (one, other):
+        for nth in range(1, 41):
+            one.channel.post("request", nth, data, len(data))
+            await other.wait_for(nth)
+            other.channel.post("last", nth, data, len(data))
+            await one.wait_for(nth)
+    assert {content for _, _, content in one.received} == {data}
+
+
+async def test_what_is_no_frame_ends_the_channel():
+    ours, theirs = socket.socketpair()
+    end = End(theirs, Region(), Region())
+    with ours, anyio.fail_after(HANG_S):
+        ours.sendall(b"\xff" * 64)
+        await end.channel.run(end.take)
+    [failure] = end.failures
+    assert isinstance(failure, Exception)
+    end.channel.close()

@@ -69,8 +69,7 @@ async def loading(app):
 
 async def is_served(app, held, server):
     held.go.set()
-    sent = request("/held", method="POST", body=b"7", close=True)
-    answer = await server.talk(sent)
+    answer = await server.talk(request("/held", method="POST", body=b"7", close=True))
     assert answer.endswith(b"\r\n\r\n7")
     assert statistics(app).finished == 1
 
@@ -88,11 +87,6 @@ async def test_workers_killed_while_the_application_loads_are_replaced(held_app,
         assert not set(first) & set(workers_of())
 
 
-@pytest.fixture
-def no_backoff(monkeypatch):
-    monkeypatch.setattr("shoal.front_ends.listener.random.random", lambda: 0.0)
-
-
 @pytest.mark.one_loop
 async def test_a_worker_killed_before_it_is_ready_is_replaced(held_app, held, tmp_path):
     once = os.fspath(tmp_path / "once")
@@ -107,9 +101,10 @@ async def test_a_worker_killed_before_it_is_ready_is_replaced(held_app, held, tm
 
 
 async def test_one_that_is_killed_each_time_it_starts_ends_the_server(
-    held_app, tmp_path, no_backoff
+    held_app, tmp_path, monkeypatch
 ):
     """Also if another one could serve: the server can't have as many as wanted."""
+    monkeypatch.setattr("shoal.front_ends.listener.random.random", lambda: 0.0)
     good = os.fspath(tmp_path / "good")
     program = f"try: os.mkdir({good!r})\nexcept FileExistsError: {KILL_IT}"
     of_others = set(children_of(os.getpid()))

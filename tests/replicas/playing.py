@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 
 from shoal.batching.current import Identity
+from shoal.errors import ReplicaDied
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.process.replica import ProcessReplica
@@ -53,6 +54,12 @@ async def playing(replica: Replica, *, stop: bool = True) -> AsyncGenerator[Play
                 await played.ended.wait()
         finally:
             tasks.cancel_scope.cancel()
+
+
+async def died(played: Played) -> None:
+    """Waits until a replica has ended, which must be by its death."""
+    await played.ended.wait()
+    assert isinstance(played.error, ReplicaDied)
 
 
 async def noted(folder: Folder, line: str, times: int = 1) -> None:

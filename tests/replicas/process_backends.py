@@ -342,7 +342,3 @@ class Slow:
 
     def __call__(self, items: list[int]) -> list[int]:
         return items
-
-
-def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]

@@ -64,6 +64,10 @@ MARKS = [
 ]
 
 
+# One loop is as good as the other for what both have in common.
+ON_TRIO = pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+
+
 @contextmanager
 def cluster_of(*nodes: dict[str, Any], config: dict[str, Any] = QUICK_TO_NOTICE) -> Generator[Any]:
     """Runs a cluster of these nodes, the head first; what joins Ray meanwhile joins it."""

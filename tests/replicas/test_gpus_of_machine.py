@@ -34,11 +34,6 @@ def nvml(monkeypatch) -> FakeNvml:
     return installed(monkeypatch)
 
 
-@pytest.fixture
-def missing(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-
-
 async def test_a_reading_has_memory_and_utilization(nvml):
     assert await GpuMeter().read() == {
         "0": GpuReading(
@@ -88,7 +83,8 @@ async def test_only_the_gpus_that_the_server_may_use_are_read(nvml, monkeypatch,
     assert {name: one.index for name, one in readings.items()} == names
 
 
-async def test_where_nvml_is_missing_nothing_is_said(missing, caplog):
+async def test_where_nvml_is_missing_nothing_is_said(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     meter = GpuMeter()
     assert await meter.read() == {}
     assert await meter.read() == {}

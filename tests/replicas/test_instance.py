@@ -1,33 +1,28 @@
-"""An instance of a backend's code: its methods, hooks and handlers."""
+"""An instance of a backend's code: its methods, hooks, handlers, loggers and calls of endpoints."""
 
 import collections
+import dataclasses
 import functools
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import shoal
+from handlers import double
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import Definition, accept_batch
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS, HandleKeywords, HandleOptions
 from shoal.replicas.code.instance import Instance
-
-
-def double(items: list[int]) -> list[int]:
-    return [2 * item for item in items]
-
-
-def of_one(item):
-    return item
+from shoal.serving.clients.handles import ChildHandle
 
 
 class Model:
     """Has a method of every kind."""
 
     size = 3
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.arguments = args, kwargs
 
     def __call__(self, items: list[int]) -> list[int]:
         return items
@@ -193,7 +188,7 @@ def test_only_async_code_of_one_item_that_batches_by_itself_gathers():
 
 
 def test_whether_it_takes_lists_can_be_said_for_it():
-    assert instance_of(of_one, accept_batch=True).description.method("__call__").batched
+    assert instance_of(lambda item: item, accept_batch=True).description.method("__call__").batched
     assert not instance_of(double, accept_batch=False).description.method("__call__").batched
 
 
@@ -222,3 +217,100 @@ def test_a_lazy_attribute_is_not_made():
             return item
 
     assert set(instance_of(Lazy).description.methods) == {"__call__"}
+
+
+OTHERS: dict[str, Any] = {
+    "method_name": "embed",
+    "shard_key": "user-7",
+    "model": "en-fr",
+    "http_method": "PUT",
+    "http_headers": {"x-a": "b"},
+    "timeout_s": 2.5,
+    "priority": 3,
+}
+
+
+def test_the_keywords_for_type_checkers_are_the_fields():
+    fields = get_type_hints(HandleOptions)
+    assert get_type_hints(HandleKeywords) == {name: kind | None for name, kind in fields.items()}
+
+
+def test_every_field_has_a_check_and_a_line_of_its_own_in_the_docstring():
+    names = [field.name for field in dataclasses.fields(HandleOptions)]
+    assert list(HANDLE_OPTIONS) == names == list(OTHERS)
+    documented = (HandleOptions.__doc__ or "").split("Attributes:")[1].strip().splitlines()
+    assert [line.split(":")[0].strip() for line in documented] == names
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_only_options_that_were_changed_are_written(name):
+    options = HandleOptions().with_changes({name: OTHERS[name]})
+    assert options == HandleOptions(**{name: OTHERS[name]})
+    assert options.changed() == {name: OTHERS[name]}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_none_leaves_an_option_as_it_is(name):
+    assert HandleOptions(**OTHERS).with_changes({name: None}) == HandleOptions(**OTHERS)
+
+
+def test_a_call_from_a_process_carries_every_option():
+    channel: Any = None
+    handle = ChildHandle("e", channel).options(**OTHERS)
+    call = handle.call_out((1,), {"k": 2}, stream=True)
+    assert (call.endpoint, call.args, call.kwargs, call.stream) == ("e", (1,), {"k": 2}, True)
+    assert call.options == HandleOptions(**OTHERS)
+
+
+UVICORN = """\
+{
+    "version": 1,
+    "handlers": {"default": {"class": "logging.NullHandler"}},
+    "loggers": {"uvicorn": {"handlers": ["default"], "level": "INFO", "propagate": False}},
+}"""
+INI = "[loggers]\nkeys=root\n[handlers]\nkeys=\n[formatters]\nkeys=\n[logger_root]\nhandlers=\n"
+CODE = """
+import logging.config
+
+def configure():
+    STATEMENT
+
+class Model:
+    def __init__(self):
+        configure()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return items
+"""
+PROGRAM = """
+import logging
+from shoal.replicas.code.definition import Definition, imported
+from shoal.replicas.code.instance import Instance
+
+loggers = [logging.getLogger(name) for name in ("shoal", "shoal.server", "shoal.access")]
+loggers[0].disabled = True  # stays as it is
+for load in (
+    lambda: imported("configures_at_import:Model"),
+    lambda: Instance(Definition("configures:Model")),
+):
+    load()
+    print([logger.disabled for logger in loggers])
+"""
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param("logging.config.dictConfig({'version': 1})", id="dictConfig"),
+        pytest.param(f"logging.config.dictConfig({UVICORN})", id="like uvicorn"),
+        pytest.param("logging.config.fileConfig('logging.ini')", id="fileConfig"),
+    ],
+)
+def test_code_that_configures_logging_leaves_shoals_log_on(statement, tmp_path):
+    (tmp_path / "logging.ini").write_text(INI)
+    (tmp_path / "configures.py").write_text(CODE.replace("STATEMENT", statement))
+    (tmp_path / "configures_at_import.py").write_text("from configures import *\nconfigure()\n")
+    command = [sys.executable, "-c", PROGRAM]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.stdout == 2 * "[True, False, False]\n", ran.stderr

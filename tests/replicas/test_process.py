@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from replicas.playing import MODULE, is_alive, made, noted, playing
+from replicas.playing import MODULE, died, is_alive, made, noted, playing
 from replicas.process_backends import (
     Async,
     Odd,
@@ -19,7 +19,7 @@ from replicas.process_backends import (
 )
 from shoal.batching.current import running_batch, setting
 from shoal.core.request import Batch, DispatchReason
-from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.errors import HandlerFailed, ReplicaNotStarted
 from shoal.replicas.process import replica as process_replica
 from shoal.testing.policies import make_request
 from shoal.testing.replicas.stage import Played
@@ -196,8 +196,7 @@ async def test_work_that_goes_on_after_its_time_was_up_is_killed(code, method, f
             await noted(folder, "holds a")
             tasks.cancel_scope.cancel()
             batch.set_overdue()
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
         assert "0.05 s after its time was up" in str(played.error)
         assert played.error.signal == "SIGKILL"
 

@@ -1,23 +1,24 @@
-"""Workers that are killed at random under load: nobody hangs, is told wrong, or is left over."""
+"""Workers and their parents are killed at random: nobody hangs, is told wrong, or is left over."""
 
 import gc
 import os
 import random
 import signal
+import sys
+import time
 from collections import Counter
+from subprocess import PIPE, Popen
 
 import anyio
 import pytest
 
-from replicas.playing import made
+from replicas.playing import MODULE, is_alive, made
 from replicas.process_backends import Async, Block, Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.testing.replicas.stage import Played
 from worker_processes import children_of
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
-
-CALLERS = 6
 
 
 class Chaos:
@@ -75,10 +76,8 @@ class Chaos:
         replica = self.played.replica
         kind = self.random.randrange(3)
         if kind == 0:
-            assert await replica.run("__call__", [number, number + 1]) == [
-                2 * number,
-                2 * number + 2,
-            ]
+            doubled = await replica.run("__call__", [number, number + 1])
+            assert doubled == [2 * number, 2 * number + 2]
         elif kind == 1:
             sent = bytes([number % 256]) * (8 * size)
             [echo] = await replica.run("echo", [Block(sent)])
@@ -95,7 +94,7 @@ async def run_chaos(kills: int, seed: int) -> None:
     chaos = Chaos(kills, seed)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(chaos.live)
-        for _ in range(CALLERS):
+        for _ in range(6):
             tasks.start_soon(chaos.call)
     assert chaos.counts["kills"] == kills
     assert chaos.counts["answers"] > kills
@@ -112,3 +111,56 @@ async def test_4_workers_killed_under_load_hang_nobody_and_leave_nothing():
 @pytest.mark.timeout(1800)
 async def test_1000_workers_killed_under_load_hang_nobody_and_leave_nothing():
     await run_chaos(1000, seed=2)
+
+
+PARENT = f"""
+import os, sys
+import anyio
+from replicas.playing import made
+
+async def main():
+    replica = made("{MODULE}:Plain", sys.argv[2])
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(lambda task_status: replica.serve(task_status=task_status))
+        [worker] = await replica.run("pid", [0])
+        [child] = await replica.run("start_child", [0])
+        if sys.argv[3] != "idle":
+            tasks.start_soon(replica.run, sys.argv[3], [0])
+            while not os.path.exists(sys.argv[2] + "/diary"):
+                await anyio.sleep(0.005)
+        print(worker, child, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
+@pytest.mark.parametrize(
+    ("backend", "work", "end"),
+    [
+        ("trio", "idle", signal.SIGKILL),
+        ("asyncio", "in_sleep", signal.SIGKILL),
+        ("trio", "in_c", signal.SIGKILL),
+        ("asyncio", "in_c", signal.SIGTERM),
+    ],
+)
+def test_a_worker_ends_with_its_parent(backend, work, end, tmp_path):
+    path = os.pathsep.join(sys.path)
+    with Popen(
+        [sys.executable, "-c", PARENT, backend, str(tmp_path), work],
+        stdout=PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        try:
+            assert all(map(is_alive, pids))
+            parent.send_signal(end)
+            while any(map(is_alive, pids)):
+                time.sleep(0.005)
+        finally:
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)
+            parent.kill()

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from replicas.local_replicas import dies, failure_of
-from replicas.playing import MODULE, gone, is_alive, made, noted, playing
+from replicas.playing import MODULE, died, gone, is_alive, made, noted, playing
 from replicas.process_backends import Plain
 from shoal.batching.current import Identity
 from shoal.errors import ReplicaDied, ReplicaNotStarted
@@ -247,8 +247,7 @@ async def test_a_worker_that_dies_at_rest_ends_its_replica():
     async with playing(made()) as played:
         [pid] = await played.run("pid", [0])
         os.kill(pid, signal.SIGTERM)
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
         assert played.error.signal == "SIGTERM"
         with pytest.raises(ReplicaDied):
             await played.run("pid", [0])
@@ -400,8 +399,7 @@ async def test_a_worker_that_sends_what_is_no_frame_is_killed(channel, rubbish):
     async with playing(made()) as played:
         with pytest.raises(ReplicaDied, match="sent an invalid frame"):
             await played.run("send_rubbish", [(channel, rubbish)])
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
 
 
 @pytest.mark.parametrize("shared_memory_bytes", [2**62, 2**50])

@@ -11,7 +11,7 @@ from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.open_backends import Open
 from replicas.playing import noted
 from replicas.process_backends import Block
-from replicas.test_process_open import batcher_of, calling, read
+from replicas.test_process_open import HANG_S, batcher_of, calling, read
 from replicas.test_process_open import folder as folder
 from replicas.test_process_open import played as played
 from replicas.test_process_open import replica_of as replica_of
@@ -19,8 +19,6 @@ from replicas.test_process_open import shared_path as shared_path
 from shoal.errors import Unfinished
 
 pytestmark = pytest.mark.real_time
-
-HANG_S = 10
 
 
 async def test_a_send_to_several_streams_waits_until_all_have_room_at_once(played, folder):

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from replicas.playing import noted, playing
+from replicas.playing import died, noted, playing
 from replicas.ray_backends import (
     AlwaysStuck,
     Box,
@@ -64,27 +64,30 @@ def cluster() -> Generator[Any]:
         yield cluster
 
 
-def on_ray(
+def made(
     target: Any,
     *init_args: Any,
     user_config: Any = None,
     start_timeout_s: float = 60.0,
     cancel_grace_s: float = 10.0,
     **options: Any,
-) -> AbstractAsyncContextManager[Played]:
-    """Plays a replica on Ray."""
+) -> RayReplica:
+    """Makes a replica on Ray."""
     shared = ReplicaOptions(start_timeout_s=start_timeout_s, cancel_grace_s=cancel_grace_s)
-    return playing(
-        RayReplica(
-            Blueprint(
-                identity=Identity("model", "model#7"),
-                definition=Definition(target, init_args),
-                user_config=user_config,
-                options=shared,
-                placement_options={"ray_options": SMALL, **options},
-            )
+    return RayReplica(
+        Blueprint(
+            identity=Identity("model", "model#7"),
+            definition=Definition(target, init_args),
+            user_config=user_config,
+            options=shared,
+            placement_options={"ray_options": SMALL, **options},
         )
     )
+
+
+def on_ray(target: Any, *init_args: Any, **given: Any) -> AbstractAsyncContextManager[Played]:
+    """Plays a replica on Ray."""
+    return playing(made(target, *init_args, **given))
 
 
 @pytest.mark.timeout(SLOW_TEST_S)
@@ -111,15 +114,11 @@ async def test_joining_ray_leaves_the_handler_of_sigterm_alone(folder):
 
 
 async def test_a_replica_runs_where_its_resources_are(cluster, folder):
-    (node,) = [n["NodeID"] for n in ray_nodes() if "x" in n["Resources"]]
-    async with on_ray(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
-        assert await played.run("nodes", [1]) == [node]
-
-
-def ray_nodes() -> list[dict[str, Any]]:
     if not ray.is_initialized():
         ray.init()
-    return [node for node in ray.nodes() if node["Alive"]]
+    (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"] and "x" in n["Resources"]]
+    async with on_ray(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
+        assert await played.run("nodes", [1]) == [node]
 
 
 async def test_the_resources_of_a_stopped_replica_are_free(folder):
@@ -160,8 +159,7 @@ async def test_a_replica_that_does_not_answer_dies(folder, monkeypatch):
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(ReplicaDied, match="did not answer: nothing was received for 2 s"):
             await played.run("__call__", [1])
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
 
 
 async def test_environment_variables_go_over_those_of_the_runtime_env(folder):
@@ -220,19 +218,19 @@ async def test_many_calls_run_at_once(folder):
         folder.release("on")
 
 
+async def waits_for_the_end(played: Played, deaths: list[ReplicaDied]) -> None:
+    try:
+        await played.run("waits", [1])
+    except ReplicaDied as death:
+        deaths.append(death)
+
+
 async def test_a_replica_whose_process_is_killed_dies(folder):
     async with on_ray(Model, folder.path) as played:
         (pid,) = await played.run("pids", [1])
         call: list[Any] = []
-
-        async def wait() -> None:
-            try:
-                await played.run("waits", [1])
-            except ReplicaDied as death:
-                call.append(death)
-
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(wait)
+            tasks.start_soon(waits_for_the_end, played, call)
             await noted(folder, "began")
             os.kill(pid, signal.SIGKILL)
             await played.ended.wait()
@@ -249,28 +247,20 @@ async def test_an_idle_replica_whose_process_is_killed_dies(folder):
     async with on_ray(Model, folder.path) as played:
         (pid,) = await played.run("pids", [1])
         os.kill(pid, signal.SIGKILL)
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
 
 
 async def test_all_work_on_a_node_that_is_lost_fails(cluster, folder):
     node = cluster.add_node(num_cpus=1, resources={"doomed": 1}, **NODE)
     on_it = {"ray_options": {**SMALL, "resources": {"doomed": 0.1}}}
     deaths: list[ReplicaDied] = []
-
-    async def wait(played: Played) -> None:
-        try:
-            await played.run("waits", [1])
-        except ReplicaDied as death:
-            deaths.append(death)
-
     async with (
         on_ray(Model, folder.path, **on_it) as one,
         on_ray(Model, folder.path, **on_it) as other,
         anyio.create_task_group() as tasks,
     ):
         for played in (one, one, other):
-            tasks.start_soon(wait, played)
+            tasks.start_soon(waits_for_the_end, played, deaths)
         await noted(folder, "began", 3)
         await anyio.to_thread.run_sync(partial(cluster.remove_node, node, allow_graceful=False))
         await one.ended.wait()
@@ -392,8 +382,7 @@ async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
         ray.shutdown()
         with pytest.raises(ReplicaDied):
             await played.replica.check_health()
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
 
 
 async def test_a_replica_that_waits_for_its_place_ends_when_the_program_leaves_ray(
@@ -424,8 +413,7 @@ async def test_code_that_is_stuck_when_its_time_is_up_is_killed(folder):
             await noted(folder, "began")
             tasks.cancel_scope.cancel()
             batch.set_overdue()
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
         assert "0.1 s after its time was up" in str(played.error)
 
 
@@ -437,8 +425,7 @@ async def test_a_generator_that_is_stuck_when_its_time_is_up_is_killed(folder):
                 assert await anext(steps) == [1]
                 await noted(folder, "began")
                 batch.set_overdue()
-        await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        await died(played)
 
 
 async def test_work_whose_callers_have_left_ends_no_actor(folder):
@@ -538,17 +525,13 @@ async def test_an_error_that_can_not_be_sent_is_told_as_text(folder):
             await played.run("raises_strangely", [1])
 
 
-async def test_items_that_can_not_be_sent_are_a_type_error(folder):
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Opaque, "can't be sent"), (KnownHereOnly, "known elsewhere only")]
+)
+async def test_items_that_can_not_be_sent_or_loaded_are_a_type_error(folder, kind, why):
     async with on_ray(Model, folder.path) as played:
-        with pytest.raises(TypeError, match="can't be sent"):
-            await played.run("__call__", [Opaque()])
-        assert await played.run("__call__", [1]) == [1]
-
-
-async def test_items_that_can_not_be_loaded_are_a_type_error(folder):
-    async with on_ray(Model, folder.path) as played:
-        with pytest.raises(TypeError, match="known elsewhere only"):
-            await played.run("__call__", [KnownHereOnly()])
+        with pytest.raises(TypeError, match=why):
+            await played.run("__call__", [kind()])
         assert await played.run("__call__", [1]) == [1]
 
 
@@ -574,12 +557,7 @@ async def test_an_actor_that_is_made_when_its_start_was_stopped_is_killed(folder
         return actor
 
     monkeypatch.setattr("shoal.replicas.ray.replica.new_actor", late)
-    blueprint = Blueprint(
-        identity=Identity("model", "model#9"),
-        definition=Definition(Model, (folder.path,)),
-        placement_options={"ray_options": SMALL},
-    )
-    played = Played(RayReplica(blueprint))
+    played = Played(made(Model, folder.path))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(played.serve)
         await anyio.to_thread.run_sync(begun.wait)
@@ -592,21 +570,13 @@ async def test_an_actor_that_is_made_when_its_start_was_stopped_is_killed(folder
 
 
 async def test_a_replica_that_is_killed_while_it_starts_is_not_started(folder):
-    replica = Played(
-        RayReplica(
-            Blueprint(
-                identity=Identity("model", "model#8"),
-                definition=Definition(Model, (folder.path,)),
-                placement_options={"ray_options": {"resources": {"nowhere": 1}}},
-            )
-        )
-    )
+    played = Played(made(Model, folder.path, ray_options={"resources": {"nowhere": 1}}))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(replica.serve)
+        tasks.start_soon(played.serve)
         await anyio.lowlevel.checkpoint()
-        replica.replica.kill("nobody wants it")
-    assert isinstance(replica.error, ReplicaNotStarted)
-    assert "nobody wants it" in str(replica.error)
+        played.replica.kill("nobody wants it")
+    assert isinstance(played.error, ReplicaNotStarted)
+    assert "nobody wants it" in str(played.error)
 
 
 @pytest.mark.parametrize("code", [Plain, Async])

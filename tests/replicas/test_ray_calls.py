@@ -1,9 +1,10 @@
-"""Code in Ray's actors calls other backends, and actors wait for a place in the cluster."""
+"""Code in Ray's actors calls other backends, within its traces, and actors wait for their place."""
 
 import json
 import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -11,9 +12,13 @@ import numpy as np
 import pytest
 
 import shoal
+from observe import traced_code
+from observe.otlp_receiver import receiving
+from observe.test_tracing_batches import Spans, ids, linked
 from replicas.ray_backends import Caller, CallerInBatches, CallsWhileItStarts, Model
-from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from replicas.ray_cluster import MARKS, NODE, ON_TRIO, SMALL, cluster_of
 from serving.scenes import deployed
+from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from shoal.testing.replicas.code import Folder
@@ -22,8 +27,7 @@ ray = pytest.importorskip("ray")
 
 pytestmark = MARKS
 
-# Each test makes an actor, and one loop is as good as the other for what both have in common.
-ON_TRIO = pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+ON_RAY = {"placement": "ray", "ray_options": SMALL}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +79,7 @@ async def calling(code: Any = Caller, **config: Any) -> AsyncGenerator[tuple[Con
     async with Controller() as controller:
         here = {"max_ongoing_requests": 10, "placement": "task"}
         await deployed(controller, "other", Other, began, ended, config=here)
-        on_ray = {"placement": "ray", "ray_options": SMALL, "max_ongoing_requests": 10, **config}
+        on_ray = {**ON_RAY, "max_ongoing_requests": 10, **config}
         handle = await deployed(controller, "caller", code, config=on_ray)
         yield controller, handle, (began, ended)
 
@@ -244,7 +248,7 @@ async def test_over_http():
     async def other(item: int) -> int:
         return item * 2
 
-    app.backend("caller", Caller, placement="ray", ray_options=SMALL)
+    app.backend("caller", Caller, **ON_RAY)
     app.route("caller", backend="caller", path="/caller")
     async with app.lifespan():
         assert json.loads((await ask(app, "/caller", 21)).body) == 42
@@ -253,11 +257,9 @@ async def test_over_http():
 @ON_TRIO
 async def test_gpus_are_rays(tmp_path):
     async with Controller() as controller:
-        config = {"placement": "ray", "ray_options": SMALL, "gpus": 0.5}
-        await controller.create_backend("b", Model, str(tmp_path), config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = (await controller.get_handle("e")).options(method_name="environment")
-        assert await handle.call("CUDA_VISIBLE_DEVICES") == "0"
+        config = {**ON_RAY, "gpus": 0.5}
+        handle = await deployed(controller, "b", Model, str(tmp_path), config=config)
+        assert await handle.options(method_name="environment").call("CUDA_VISIBLE_DEVICES") == "0"
         free = await anyio.to_thread.run_sync(ray.available_resources)
         assert free["GPU"] == 0.5
 
@@ -274,11 +276,8 @@ async def test_an_actor_that_waits_for_a_node_is_starting_until_there_is_one(
             "ray_options": {**SMALL, "resources": {"late": 1}},
             "start_timeout_s": 30.0,
         }
-
-        async def create() -> None:
-            await controller.create_backend("b", Model, str(tmp_path), config=config)
-
-        tasks.start_soon(create)
+        make = partial(controller.create_backend, "b", Model, str(tmp_path), config=config)
+        tasks.start_soon(make)
         while not (said := [r for r in caplog.records if r.name == "shoal.replicas"]):  # noqa: ASYNC110
             await anyio.sleep(0.01)
         [said] = [record.getMessage() for record in said]
@@ -299,9 +298,7 @@ async def test_an_actor_that_waits_for_a_node_is_starting_until_there_is_one(
 async def test_a_scaled_backend_serves_while_its_new_actor_waits(tmp_path):
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {"placement": "ray", "ray_options": {"num_cpus": 0.01, "num_gpus": 1}}
-        await controller.create_backend("b", Model, str(tmp_path), config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Model, str(tmp_path), config=config)
         tasks.start_soon(controller.scale_backend, "b", 2)
         for number in range(50):
             assert await handle.call(number) == number
@@ -327,3 +324,111 @@ async def test_the_wait_for_a_place_is_bounded_and_says_what_is_free(tmp_path):
     assert "'nowhere': 1" in said
     assert "these are free: " in said
     assert folder.notes() == []
+
+
+@pytest.fixture
+def spans() -> Spans:
+    return Spans()
+
+
+@asynccontextmanager
+async def traced(spans: Spans) -> AsyncGenerator[Any]:
+    """Opens a controller that is traced; gives what serves code and returns a handle to it."""
+    async with Controller() as controller:
+        instrument(controller, tracer_provider=spans.provider)
+
+        async def serve(name: str, code: Any, *init_args: Any, **config: Any) -> Any:
+            return await deployed(controller, name, code, *init_args, config=config)
+
+        yield serve
+
+
+def of_otlp(span: Any) -> tuple[int, int]:
+    """The ids of a span that a collector has received."""
+    return int.from_bytes(span.trace_id), int.from_bytes(span.span_id)
+
+
+async def test_the_span_of_a_batch_is_linked_to_its_requests_and_is_that_of_its_code(spans):
+    answers = set[tuple[int, int]]()
+
+    async def call_from(name: str, number: int) -> None:
+        with spans.tracer.start_as_current_span(name):
+            answers.add(tuple(await handle.call(number)))
+
+    with receiving() as receiver:
+        async with traced(spans) as serve:
+            inner = await serve("inner", traced_code.Plain, **ON_RAY)
+            of_two = {**ON_RAY, "max_batch_size": 2, "batch_wait_timeout_s": 60}
+            handle = await serve("outer", traced_code.Exporting, receiver.url, inner, **of_two)
+            async with anyio.create_task_group() as tasks:
+                for number, name in enumerate(["first", "second"]):
+                    tasks.start_soon(call_from, name, number)
+        await anyio.to_thread.run_sync(receiver.wait_for, lambda: receiver.named("inside"))
+        [inside] = receiver.named("inside")
+    batch, requests = spans.one("outer batch"), spans.named("outer")
+    callers = {ids(spans.one(name)) for name in ("first", "second")}
+    assert {ids(request.parent) for request in requests} == callers
+    assert linked(batch) == {ids(request) for request in requests}
+    assert [linked(request) for request in requests] == [{ids(batch)}] * 2
+    assert ids(batch.parent) in linked(batch)
+    # The span that the code made in the actor, and what it called from there: another actor's code.
+    assert of_otlp(inside)[0] == batch.context.trace_id
+    assert int.from_bytes(inside.parent_span_id) == batch.context.span_id
+    calls, batches = spans.named("inner"), spans.named("inner batch")
+    assert [ids(call.parent) for call in calls] == [of_otlp(inside)] * 2
+    assert [ids(one.parent) for one in batches] == [ids(call) for call in calls]
+    assert len(batches) == 2
+    assert answers == {ids(one) for one in batches}
+
+
+@ON_TRIO
+async def test_plain_code_and_its_blocking_calls_are_in_the_trace(spans):
+    async with traced(spans) as serve:
+        inner = await serve("inner", traced_code.Async)
+        handle = await serve("outer", traced_code.Plain, inner, **ON_RAY)
+        with spans.tracer.start_as_current_span("caller"):
+            outer, called = await handle.call(1)
+    assert tuple(outer) == ids(spans.one("outer batch"))
+    assert ids(spans.one("inner").parent) == tuple(outer)
+    assert tuple(called) == ids(spans.one("inner batch"))
+    assert ids(spans.one("outer").parent) == ids(spans.one("caller"))
+
+
+@pytest.mark.parametrize("code", [traced_code.Plainly, traced_code.Asyncly])
+async def test_each_step_of_a_stream_is_in_the_trace(spans, code):
+    async with (
+        traced(spans) as serve,
+        (await serve("steps", code, **ON_RAY)).stream(1) as steps,
+    ):
+        found = [tuple(step) async for step in steps]
+    assert found == [ids(spans.one("steps batch"))] * 2
+
+
+class Steps:
+    """A stream that tells the trace of each step; in this process."""
+
+    def __call__(self) -> None:
+        """The handler; nobody calls it."""
+
+    async def steps(self, count: int) -> AsyncGenerator[tuple[int, int]]:
+        for _ in range(count):
+            yield traced_code.current()
+
+
+@ON_TRIO
+async def test_a_stream_that_goes_through_an_actor_is_in_the_trace(spans):
+    async with traced(spans) as serve:
+        other = await serve("other", Steps)
+        handle = await serve("caller", Caller, other, **ON_RAY)
+        found: dict[str, list[Any]] = {}
+        for method in ("steps", "plain_steps"):
+            async with handle.options(method_name=method).stream(2) as steps:
+                found[method] = [tuple(step) async for step in steps]
+
+    def within(name: str, outer: Any) -> Any:
+        [span] = [one for one in spans.named(name) if ids(one.parent) == ids(outer)]
+        return span
+
+    for method, steps in found.items():
+        call = within("other/steps", spans.one(f"caller/{method} batch"))
+        assert steps == [ids(within("other/steps batch", call))] * 2

@@ -5,15 +5,16 @@ import os
 import signal
 import time
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from replicas.ray_backends import Model
-from replicas.ray_cluster import MARKS, cluster_of
-from replicas.ray_shard_code import Sharded, ShardedSteps
+from replicas.ray_backends import Model, Sharded, ShardedSteps
+from replicas.ray_cluster import MARKS, ON_TRIO, cluster_of
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
 
@@ -21,11 +22,7 @@ ray = pytest.importorskip("ray")
 
 from shoal.replicas.ray.placing import ReplicaGroup  # noqa: E402 - it needs Ray
 
-pytestmark = [
-    *MARKS,
-    pytest.mark.slow,
-    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
-]
+pytestmark = [*MARKS, pytest.mark.slow, ON_TRIO]
 
 CONFIG: Any = {
     "placement": "ray",
@@ -59,9 +56,7 @@ async def test_one_replica_starts_wholly_and_the_other_waits_and_says_so(monkeyp
     caplog.set_level(logging.WARNING, "shoal")
     async with Controller() as controller, anyio.create_task_group() as tasks:
         config = {**CONFIG, "num_replicas": 2}
-
-        async def create() -> None:
-            await controller.create_backend("b", Sharded, config=config)
+        create = partial(controller.create_backend, "b", Sharded, config=config)
 
         def said() -> list[str]:
             return [r.getMessage() for r in caplog.records if " waits: " in r.getMessage()]
@@ -92,9 +87,7 @@ async def test_one_replica_starts_wholly_and_the_other_waits_and_says_so(monkeyp
 @pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a batch"])
 async def test_the_death_of_a_shard_ends_its_replica(is_idle):
     async with Controller() as controller:
-        await controller.create_backend("b", Sharded, config=CONFIG)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Sharded, config=CONFIG)
         [first, second] = await handle.options(method_name="where").call(0)
         os.kill(second, signal.SIGKILL)
         status = controller.status_now
@@ -117,9 +110,7 @@ async def test_the_death_of_a_shard_ends_its_replica(is_idle):
 async def test_the_death_of_a_shard_fails_the_requests_of_an_open_batch():
     config = {**CONFIG, "fill": "continuous", "streams": True}
     async with Controller() as controller:
-        await controller.create_backend("b", ShardedSteps, config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", ShardedSteps, config=config)
         replica: Any = controller.backends["b"].supervisor.managed[0].replica
         [[_, second]] = await replica.run("where", [0])
         found: list[Any] = []
@@ -208,9 +199,7 @@ async def test_a_replica_stays_though_ray_does_not_know_the_nodes_of_its_group(m
 
     monkeypatch.setattr(ray.util, "placement_group_table", table)
     async with Controller() as controller:
-        await controller.create_backend("b", Model, folder.path, config=SMALL_GROUP)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Model, folder.path, config=SMALL_GROUP)
         await until(lambda: len(asked) == 3)
         assert await handle.call(1) == 1
         assert controller.status_now().backends["b"].deaths == 0

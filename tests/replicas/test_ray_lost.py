@@ -1,30 +1,29 @@
-"""What a program needs of its cluster is lost: the Ray node that it uses, and the head's GCS."""
+"""Ray clusters of their own: one that encrypts its connections, and some that lose a part."""
 
 import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
+from certificates import new_certificate
 from replicas.ray_backends import Model
-from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from replicas.ray_cluster import MARKS, NODE, ON_TRIO, SMALL, cluster_of
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from worker_processes import until
 
 ray = pytest.importorskip("ray")
 
-# Either test breaks its cluster, and both loops have this in common.
-pytestmark = [
-    *MARKS,
-    pytest.mark.slow,
-    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
-]
+pytestmark = [*MARKS, pytest.mark.slow, ON_TRIO]
 
 GCS_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 CONFIG: Any = {"placement": "ray", "ray_options": SMALL, "max_batch_size": 1}
@@ -39,11 +38,8 @@ def cluster() -> Generator[Any]:
 async def test_a_program_whose_ray_node_dies_connects_again(cluster, folder, caplog):
     caplog.set_level(logging.WARNING, "shoal")
     async with Controller() as controller:
-        await controller.create_backend(
-            "b", Model, folder.path, config={**CONFIG, "num_replicas": 2}
-        )
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        config = {**CONFIG, "num_replicas": 2}
+        handle = await deployed(controller, "b", Model, folder.path, config=config)
         stream = handle.options(method_name="is_stuck_in_a_step").stream
         own = ray.get_runtime_context().get_node_id()
         [node] = [one for one in cluster.list_all_nodes() if one.node_id == own]
@@ -117,9 +113,7 @@ async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypa
             await controller.create_backend("waiting", Model, folder.path, config=waiting)
 
     async with Controller() as controller, anyio.create_task_group() as tasks:
-        await controller.create_backend("b", Model, folder.path, config=CONFIG)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Model, folder.path, config=CONFIG)
         assert await handle.call(1) == 1
         assert int(os.environ[GCS_TIMEOUT]) > 10 * 365 * 86400
         tasks.start_soon(create_in_vain)
@@ -132,9 +126,7 @@ async def test_a_program_runs_on_while_the_gcs_is_away(cluster, folder, monkeypa
 
 async def test_a_program_runs_on_while_the_head_node_is_frozen(cluster, folder):
     async with Controller() as controller:
-        await controller.create_backend("b", Model, folder.path, config=CONFIG)
-        await controller.create_endpoint("e", backend="b")
-        handle = await controller.get_handle("e")
+        handle = await deployed(controller, "b", Model, folder.path, config=CONFIG)
         gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
         os.kill(gcs, signal.SIGSTOP)
         try:
@@ -150,3 +142,48 @@ async def test_a_program_runs_on_while_the_head_node_is_frozen(cluster, folder):
         finally:
             os.kill(gcs, signal.SIGCONT)
         await controller.create_backend("other", Model, folder.path, config=CONFIG)
+
+
+# A program of its own, since Ray reads these variables when it is imported.
+PROGRAM = """
+import anyio
+from shoal.replicas.ray.link import Link
+from shoal.serving.controller.controller import Controller
+
+async def attach(self, actor, soon, attach=Link.attach):
+    _, address = await anyio.to_thread.run_sync(actor.ready.result)
+    print("listens at", address.scheme)
+    return await attach(self, actor, soon)
+
+async def main():
+    Link.attach = attach
+    config = {"placement": "ray", "ray_options": {"num_cpus": 0.01}, "user_config": 5}
+    async with Controller() as controller:
+        await controller.create_backend("b", "replicas.ray_backends:Model", FOLDER, config=config)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        large = b"x" * 3_000_000
+        assert await handle.call(large) == large
+        async with handle.options(method_name="counts").stream(3) as steps:
+            print([step async for step in steps])
+
+anyio.run(main, backend="trio")
+"""
+
+
+async def test_batches_are_encrypted_if_ray_is(tmp_path: Any, folder: Any) -> None:
+    made = new_certificate(tmp_path, ray.util.get_node_ip_address())
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "RAY_ADDRESS": "local",
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": made["certfile"],
+        "RAY_TLS_SERVER_KEY": made["keyfile"],
+        "RAY_TLS_CA_CERT": made["certfile"],
+    }
+    program = PROGRAM.replace("FOLDER", repr(folder.path))
+    done = await anyio.run_process([sys.executable, "-c", program], env=environment, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines()[-2:] == ["listens at tls", "[0, 1, 2]"]
+    assert folder.notes()[-1] == "closed"

@@ -16,12 +16,11 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from live_server import live
 
 import shoal
+from replicas.ray_backends import Noting
 from replicas.ray_cluster import MARKS, cluster_of
-from replicas.ray_node_code import Noting
-from shoal.asgi.http_options import HttpOptions
-from shoal.server.server import serve
 from shoal.testing.replicas.code import Folder
 from worker_processes import children_of
 
@@ -34,7 +33,6 @@ BATCH = 4
 CLIENTS = 24
 ENOUGH = 200
 """How many requests are answered before the node is killed, and again once it is gone."""
-DIED = "urn:shoal:problem:replica-died"
 
 
 class Load:
@@ -116,7 +114,7 @@ def test_only_what_runs_on_a_node_that_is_killed_is_lost(tmp_path: Path, retries
         # A batch may have been on its way there.
         assert lost <= load.failed.keys()
         assert len(load.failed) <= BATCH
-        assert set(load.failed.values()) <= {DIED}
+        assert set(load.failed.values()) <= {"urn:shoal:problem:replica-died"}
 
 
 def test_nothing_is_lost_with_a_node_that_is_drained(tmp_path: Path) -> None:
@@ -214,20 +212,8 @@ async def _under_load(
         retries=retries,
     )
     app.route("noting", backend="noting", path="/noting")
-    stop, urls = anyio.Event(), list[str]()
-    async with anyio.create_task_group() as tasks:
-        has_started = anyio.Event()
-
-        def started(url: str) -> None:
-            urls.append(url)
-            has_started.set()
-
-        serve_it = partial(
-            serve, app, HttpOptions(port=0), shutdown=stop.wait, on_listening=started
-        )
-        tasks.start_soon(serve_it)
-        await has_started.wait()
-        load = Load(f"{urls[0]}/noting")
+    async with live(app, hang_s=300) as server:
+        load = Load(f"http://127.0.0.1:{server.port}/noting")
         async with httpx.AsyncClient() as client, anyio.create_task_group() as clients:
             for _ in range(CLIENTS):
                 clients.start_soon(load.send, client)
@@ -235,4 +221,3 @@ async def _under_load(
             await load.more(ENOUGH)
             yield app, load
             load.is_over = True
-        stop.set()

@@ -7,18 +7,14 @@ import anyio
 import pytest
 
 from replicas.ray_backends import Model
-from replicas.ray_cluster import MARKS, SMALL, growing_cluster
+from replicas.ray_cluster import MARKS, ON_TRIO, SMALL, growing_cluster
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from worker_processes import until
 
 ray = pytest.importorskip("ray")
 
-# All of it is the same on each loop.
-pytestmark = [
-    *MARKS,
-    pytest.mark.slow,
-    pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True),
-]
+pytestmark = [*MARKS, pytest.mark.slow, ON_TRIO]
 
 ON_A_NODE_OF_ITS_OWN = {"num_cpus": 1, "resources": {"added": 1}}
 BY_LOAD: Any = {
@@ -47,13 +43,12 @@ def added_nodes() -> list[str]:
 async def test_ray_adds_a_node_for_a_replica_that_has_no_place_and_removes_it_after_it(folder):
     async with Controller() as controller:
         config = {"placement": "ray", "ray_options": ON_A_NODE_OF_ITS_OWN}
-        await controller.create_backend("b", Model, folder.path, config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = (await controller.get_handle("e")).options(method_name="nodes")
+        handle = await deployed(controller, "b", Model, folder.path, config=config)
+        handle = handle.options(method_name="nodes")
         assert added_nodes() == [await handle.call(1)]
         status = controller.status_now().backends["b"]
         assert (status.state, status.starts, status.failure) == ("ready", 1, None)
-        await controller.delete_endpoint("e")
+        await controller.delete_endpoint("b")
         await controller.delete_backend("b")
         await until(lambda: not added_nodes())
 
@@ -74,9 +69,8 @@ async def test_replicas_come_with_the_load_and_go_with_it(folder, ray_options, n
     }
     answers: list[int] = []
     async with Controller() as controller:
-        await controller.create_backend("b", Model, folder.path, config=config)
-        await controller.create_endpoint("e", backend="b")
-        handle = (await controller.get_handle("e")).options(method_name="is_stuck")
+        handle = await deployed(controller, "b", Model, folder.path, config=config)
+        handle = handle.options(method_name="is_stuck")
 
         def replicas() -> list[str]:
             return [one.state for one in controller.status_now().backends["b"].replicas]

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,7 @@ import pytest
 
 from certificates import new_certificate
 from handlers import double
+from replicas.playing import playing
 from replicas.remote_servers import TOKEN, listening
 from shoal.batching.current import Identity
 from shoal.core.addresses import model_server_address
@@ -66,22 +67,24 @@ def replica_of(address, path=None, backend="model"):
     )
 
 
-async def failure_of(replica):
+async def ended(replica):
+    """Plays a replica until it ends."""
     played = Played(replica)
-    await played.serve()
+    with anyio.fail_after(HANG_S):
+        await played.serve()
+    return played
+
+
+async def failure_of(replica):
+    played = await ended(replica)
     assert isinstance(played.error, ReplicaNotStarted)
     return str(played.error)
 
 
 async def answer_of(replica):
-    played = Played(replica)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(played.serve)
-        await played.ready.wait()
+    async with playing(replica) as played:
         assert played.description is not None, played.error
         answer = await played.run("__call__", [21])
-        replica.stop()
-        await played.ended.wait()
     assert played.error is None
     return answer
 
@@ -138,7 +141,7 @@ async def test_an_ingress_of_another_version_is_refused_with_both_versions(tmp_p
             await handshake.send_all(sock, greeting_of(1, b"0.0.9\n\x1b[2J"))
             with anyio.fail_after(HANG_S):
                 await handshake.receive(sock, handshake._GREETING.size)  # it says its own
-                assert await closed(sock)
+            assert await closed(sock)
             assert listener.status().refused == {"version": 1}
         said = r"refused: the client runs Shoal 0.0.9\n\x1b[2J with protocol "
         assert said in caplog.text  # escaped
@@ -212,11 +215,10 @@ async def connected(address):
 
 async def closed(sock):
     """Reads until the other end closes the connection."""
-    try:
+    with anyio.fail_after(HANG_S), suppress(OSError):
         while True:
             await handshake.receive(sock, 1)
-    except OSError:
-        return True
+    return True
 
 
 @pytest.mark.parametrize(
@@ -238,10 +240,9 @@ async def test_silence_ends_a_connection_and_others_get_in(tmp_path, monkeypatch
     monkeypatch.setattr(listener_module, "_MOST_UNKNOWN", 2)
     async with serving(f"unix:{tmp_path}/a") as (listener, address):
         silent = [await connected(address) for _ in range(3)]
-        with anyio.fail_after(HANG_S):
-            for sock in silent:
-                await closed(sock)
-                sock.close()
+        for sock in silent:
+            await closed(sock)
+            sock.close()
         assert listener.status().refused == {"timeout": 2, "too many": 1}
         assert await answer_of(replica_of(address, token_file(TOKEN))) == [42]
 
@@ -271,17 +272,14 @@ async def lying(tmp_path, lie):
     ids=["call out", "result", "shared memory", "given back", "too large", "no frame"],
 )
 async def test_an_ingress_that_lies_is_disconnected_and_others_stay(tmp_path, frame, token_file):
-    async with serving(f"unix:{tmp_path}/a") as (_, address):
-        played = Played(replica_of(address, token_file(TOKEN)))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(played.serve)
-            await played.ready.wait()
-            with await connect(model_server_address("", address), TOKEN) as sock:
-                await handshake.send_all(sock, b"".join(frame))
-                with anyio.fail_after(HANG_S):
-                    await closed(sock)
-            assert await played.run("__call__", [1]) == [2]
-            played.replica.stop()
+    async with (
+        serving(f"unix:{tmp_path}/a") as (_, address),
+        playing(replica_of(address, token_file(TOKEN))) as played,
+    ):
+        with await connect(model_server_address("", address), TOKEN) as sock:
+            await handshake.send_all(sock, b"".join(frame))
+            await closed(sock)
+        assert await played.run("__call__", [1]) == [2]
 
 
 async def test_calls_before_a_start_or_of_rubbish_fail_alone(tmp_path):
@@ -340,8 +338,7 @@ async def test_a_model_server_that_lies_is_left_at_once(tmp_path, frame):
         assert await closed(sock)
 
     async with lying(tmp_path, lie) as replica:
-        with anyio.fail_after(HANG_S):
-            said = await failure_of(replica)
+        said = await failure_of(replica)
     assert "it sent an invalid frame" in said
 
 
@@ -361,10 +358,7 @@ async def test_a_model_server_that_sends_a_step_as_a_result_is_left_at_once(tmp_
                 await handshake.send_all(sock, b"".join(frame))
         await closed(sock)
 
-    async with lying(tmp_path, lie) as replica, anyio.create_task_group() as tasks:
-        played = Played(replica)
-        tasks.start_soon(played.serve)
-        await played.ready.wait()
+    async with lying(tmp_path, lie) as replica, playing(replica, stop=False) as played:
         with anyio.fail_after(HANG_S), pytest.raises(ReplicaDied, match="a step instead of"):
             await played.run("__call__", [1])
 

@@ -12,13 +12,22 @@ import pytest
 
 import shoal
 from batching.scenes import read_all
-from replicas.local_replicas import dies, serving
-from replicas.plain_generators import HANG_S, HeldSteps, calls_of, decisions, handed_out, pretend
+from replicas.local_replicas import (
+    HeldSteps,
+    TwoHeld,
+    calls_of,
+    decisions,
+    dies,
+    handed_out,
+    pretend,
+    serving,
+)
 from shoal.batching.current import setting
 from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaDied, WrongBatchSize
 from shoal.replicas.threads import inner_calls
 from shoal.testing import settle
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -143,12 +152,11 @@ async def test_a_list_that_is_changed_in_the_next_step_was_copied(placement):
         assert [item async for item in stream] == [4]
 
 
-class Value:
-    """An item that can be watched."""
-
-
 async def test_the_steps_from_which_it_went_on_are_not_kept(placement):
     alive = WeakSet()
+
+    class Value:
+        """An item that can be watched."""
 
     def give(_items):
         value = Value()
@@ -202,16 +210,6 @@ async def test_a_reader_that_joined_holds_up_no_step_that_has_nothing_for_it(pla
             with anyio.fail_after(HANG_S):
                 assert [item async for item in y] == [0, 1]
             assert [item async for item in joined] == [0, 1, 2]
-
-
-class TwoHeld:
-    """Two generators by the items they are given."""
-
-    def __init__(self):
-        self.by_item = {"x": HeldSteps([0], [1], [2]), "y": HeldSteps([0])}
-
-    def handler(self, items: list[str]):
-        yield from self.by_item[items[0]].handler(items)
 
 
 async def test_a_thread_that_has_other_work_does_that_first():
@@ -275,9 +273,7 @@ async def test_a_step_that_went_ahead_is_waited_for_before_the_generator_is_clos
 ):
     held = HeldSteps([0], [1], [2])
     async with steps_of(replica_of(held.handler), stepping) as (steps, _):
-        held.go[0].set()
-        assert await anext(steps) == [0]
-        assert held.begun[1].wait(HANG_S)
+        assert await first_of(held, steps) == [0]
         stepping.has_room = True
         async with anyio.create_task_group() as tasks:
             closing = await tasks.start(close, steps)
@@ -371,9 +367,7 @@ async def test_a_kill_ends_a_step_that_went_ahead(replica_of, stepping):
     held = HeldSteps([0], [1], [2], [3])
     replica = replica_of(held.handler)
     async with steps_of(replica, stepping) as (steps, failures):
-        held.go[0].set()
-        assert await anext(steps) == [0]
-        assert held.begun[1].wait(HANG_S)
+        assert await first_of(held, steps) == [0]
         stepping.has_room = True
         replica.kill("out of luck")
         held.go[1].set()

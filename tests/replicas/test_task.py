@@ -1,4 +1,4 @@
-"""Replicas in this event loop. What all replicas promise is checked by `check_replica`."""
+"""Replicas in this event loop, and the record of how a replica has ended."""
 
 import logging
 import math
@@ -14,6 +14,7 @@ from handlers import double
 from replicas.local_replicas import dies, failed_start, failure_of, made, serve, serving
 from shoal.batching.current import current_backend_tag, current_replica_tag
 from shoal.errors import ReplicaDied
+from shoal.replicas.ending import Ending
 from shoal.replicas.local.task import TaskReplica
 from shoal.testing import settle
 from time_limits import HANG_S
@@ -307,11 +308,7 @@ async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well():
 
 async def test_the_code_of_an_open_batch_dies_with_its_replica():
     async with serving(replica := replica_of(Waiting())), anyio.create_task_group() as tasks:
-
-        async def call():
-            assert isinstance(await failure_of(replica.run_open("__call__", None)), ReplicaDied)
-
-        tasks.start_soon(call)
+        tasks.start_soon(dies, replica.run_open("__call__", None))
         await settle()
         replica.kill("out of luck")
 
@@ -392,3 +389,34 @@ async def test_few_threads_are_kept():
             may_end.set()
         assert len(replica._idle) == 8
     assert not replica._idle
+
+
+@pytest.fixture
+def ending():
+    return Ending("embed#3")
+
+
+def test_the_first_reason_stands(ending):
+    ending.die("died: its node is gone", OSError("no route"))
+    ending.die("was killed: its health checks failed", ValueError())
+    ending.stop()
+    assert str(ending.death()) == "embed#3 died: its node is gone"
+    assert isinstance(ending.cause, OSError)
+
+
+def test_each_death_is_an_error_of_its_own_with_the_cause(ending):
+    cause = OSError("no route")
+    ending.die("died", cause)
+    first, second = ending.death(), ending.death()
+    assert first is not second
+    assert first.__cause__ is second.__cause__ is cause
+    assert first.replica == "embed#3"
+
+
+def test_a_stop_is_no_death_and_a_kill_after_it_is(ending):
+    ending.stop()
+    ending.die_unasked("exited with code 0")
+    assert ending.begun.is_set()
+    assert (ending.how, str(ending)) == (None, "was stopped")
+    ending.die("was killed: it took too long")
+    assert str(ending) == "was killed: it took too long"

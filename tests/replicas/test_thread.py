@@ -1,4 +1,4 @@
-"""Replicas in a thread of their own. What all replicas promise is checked by `check_replica`."""
+"""Replicas in a thread of their own, and threads whose replica was given up."""
 
 import threading
 import time
@@ -9,13 +9,26 @@ import anyio
 import pytest
 
 import shoal
-from replicas.local_replicas import failed_start, made, serving
+from replicas.local_replicas import (
+    HeldSteps,
+    TwoHeld,
+    decisions,
+    dies,
+    failed_start,
+    handed_out,
+    made,
+    serve,
+    serving,
+)
+from replicas.test_plain_code import plain as plain
 from shoal.errors import ReplicaDied
+from shoal.replicas.code.jobs import Job
+from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
+from shoal.testing import settle
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
-
 
 replica_of = partial(made, ThreadReplica)
 
@@ -55,32 +68,6 @@ class Threads:
         self._note("close")
 
 
-class Held:
-    """Code that waits until the test lets it go."""
-
-    def __init__(self):
-        self.began = anyio.Event()
-        self.may_go = threading.Event()
-        self.heard = []
-
-    def __call__(self, item):
-        self.heard.append(item)
-        return item
-
-    def hold(self, item):
-        anyio.from_thread.run_sync(self.began.set)
-        assert self.may_go.wait(HANG_S)
-        self.heard.append(item)
-        return item
-
-
-@pytest.fixture
-def held():
-    code = Held()
-    yield code
-    code.may_go.set()
-
-
 async def test_all_but_health_runs_in_one_thread():
     heard = []
     async with serving(replica := replica_of(Threads, heard, user_config="first")):
@@ -101,8 +88,8 @@ async def test_all_but_health_runs_in_one_thread():
     assert not others & {*health, threading.get_ident()}
 
 
-async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(held):
-    async with serving(replica := replica_of(held)) as failures:
+async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(plain):
+    async with serving(replica := replica_of(plain)) as failures:
         async with anyio.create_task_group() as tasks:
 
             async def call(method, item):
@@ -110,13 +97,13 @@ async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(held):
                     await replica.run(method, [item])
 
             tasks.start_soon(call, "hold", 1)
-            await held.began.wait()
+            await plain.began.wait()
             tasks.start_soon(call, "__call__", 2)
             await anyio.wait_all_tasks_blocked()
             replica.kill("out of luck")
         assert failures == []
-        held.may_go.set()
-    assert held.heard == [1]
+        plain.may_go.set()
+    assert plain.heard == ["held"]
     assert [str(failure) for failure in failures] == ["embed#3 was killed: out of luck"]
 
 
@@ -189,3 +176,80 @@ async def test_an_item_does_not_wait_for_another_batch_in_the_thread(monkeypatch
 async def read_to_its_end(stream, has_ended):
     assert [item async for item in stream] == []
     has_ended.set()
+
+
+async def give_up_in_a_step(kind, held):
+    """Cancels what serves a replica while a step of its generator runs."""
+    replica = made(kind, held.handler)
+    async with anyio.create_task_group() as readers, anyio.create_task_group() as tasks:
+        await tasks.start(serve, replica, [])
+        readers.start_soon(dies, anext(replica.run_stream("__call__", ["x"])))
+        await settle()
+        assert held.begun[0].wait(HANG_S)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
+async def test_its_generator_is_closed_there_when_the_step_has_ended(kind):
+    held = HeldSteps([0], [1])
+    await give_up_in_a_step(kind, held)
+    held.go[0].set()
+    with anyio.fail_after(HANG_S):
+        while held.closed.empty():
+            await anyio.lowlevel.checkpoint()
+        await settle()
+    assert held.closed.get_nowait() != threading.get_ident()
+    assert not held.begun[1].is_set()
+
+
+@pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
+async def test_a_generator_that_nothing_can_close_any_more_ends_nothing_else(monkeypatch, kind):
+    monkeypatch.setattr("shoal.replicas.local.task._MOST_IDLE", 0)
+    answered = decisions(monkeypatch, "answer")
+    run = Job.run
+
+    def run_without_noticing(job):  # that it is given up
+        undo, job.undo = job.undo, None
+        try:
+            return run(job)
+        finally:
+            job.undo = undo
+
+    monkeypatch.setattr(Job, "run", run_without_noticing)
+    held = HeldSteps([0], [1])
+    await give_up_in_a_step(kind, held)
+    held.go[0].set()
+    with anyio.fail_after(HANG_S):
+        await handed_out(answered)
+
+
+@pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
+def test_the_thread_ends_when_its_step_has_ended_after_the_event_loop(kind):
+    # On asyncio, where a program does not end before its worker threads have.
+    held = HeldSteps([0])
+    before = set(threading.enumerate())
+    anyio.run(give_up_in_a_step, kind, held, backend="asyncio")
+    [thread] = set(threading.enumerate()) - before
+    held.go[0].set()
+    thread.join(HANG_S)
+    assert not thread.is_alive()
+
+
+async def test_a_generator_that_was_to_be_closed_after_other_work_is_closed_nevertheless():
+    two = TwoHeld()
+    x, y = two.by_item.values()
+    replica = replica_of(two.handler)
+    x_steps, y_steps = (replica.run_stream("__call__", [item]) for item in two.by_item)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve, replica, [])
+            x.go[0].set()
+            assert await anext(x_steps) == [0]
+            tasks.start_soon(dies, anext(y_steps))
+            await settle()
+            assert y.begun[0].wait(HANG_S)
+            tasks.start_soon(dies, x_steps.aclose())
+            await settle()
+            replica.kill("out of luck")
+            y.go[0].set()
+    assert x.closed.get_nowait() == y.closed.get_nowait() != threading.get_ident()

@@ -1,13 +1,18 @@
-"""A server whose application starts: its port is open, and it says that it is not ready."""
+"""A server that starts: what it answers meanwhile, and what it loads once clients can connect."""
 
+import errno
 import json
 import socket
+import subprocess
+import sys
+import threading
 from contextlib import asynccontextmanager
 
 import anyio
 import h2.events
 import pytest
-from live_server import Client, Http2Client, read_all, request, upgrade
+from echo_app import EchoApp
+from live_server import Client, Http2Client, read_all, request, until_quiet, upgrade
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
@@ -74,8 +79,8 @@ class Starting:
 
 
 @asynccontextmanager
-async def starting():
-    it = Starting()
+async def starting(it=None):
+    it = it or Starting()
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(it.serve)
@@ -165,13 +170,93 @@ async def test_it_is_not_ready_before_a_mounted_application_has_started():
     mounted = Lifespan()
     it.app.mount("/other", mounted, lifespan=True)
     it.may_start.set()
+    async with starting(it):
+        await mounted.began.wait()
+        assert (await it.ask("/-/readyz"))[0] == 503
+        assert (await it.ask("/embed", method="POST", body=b'"eel"'))[0] == 503
+        mounted.may_start.set()
+        await it.started.wait()
+        assert (await it.ask("/-/readyz"))[0] == 200
+
+
+@pytest.mark.slow
+async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect(monkeypatch):
+    monkeypatch.setattr("shoal.server.server._LOADED_AFTER_S", 0.0)
+    happened = []
+    is_loaded = anyio.Event()
+
+    def load():
+        happened.append(("loads", threading.get_ident() == loop))
+        anyio.from_thread.run_sync(is_loaded.set)
+
+    loop = threading.get_ident()
     with anyio.fail_after(HANG_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(it.serve)
-            await mounted.began.wait()
-            assert (await it.ask("/-/readyz"))[0] == 503
-            assert (await it.ask("/embed", method="POST", body=b'"eel"'))[0] == 503
-            mounted.may_start.set()
-            await it.started.wait()
-            assert (await it.ask("/-/readyz"))[0] == 200
-            it.stop.set()
+        await serve(
+            EchoApp(),
+            HttpOptions(port=0),
+            shutdown=is_loaded.wait,
+            on_listening=lambda _: happened.append("is up"),
+            load_later=load,
+        )
+    assert happened == ["is up", ("loads", False)]
+
+
+@pytest.mark.slow
+async def test_what_can_not_be_loaded_then_is_logged_and_ends_nothing(monkeypatch, caplog):
+    monkeypatch.setattr("shoal.server.server._LOADED_AFTER_S", 0.0)
+    has_failed = anyio.Event()
+
+    def load():
+        anyio.from_thread.run_sync(has_failed.set)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def shutdown():
+        await has_failed.wait()
+        await until_quiet()
+
+    with anyio.fail_after(HANG_S):
+        drained = await serve(EchoApp(), HttpOptions(port=0), shutdown=shutdown, load_later=load)
+    assert drained.failure is None
+    [line] = caplog.messages
+    assert line.startswith("can't load a part of the server: [Errno 24]")
+
+
+USED = """
+import sys
+
+import anyio
+import shoal
+from shoal.http.app.router import load_the_rest
+from shoal.testing.asgi import ask
+
+load_the_rest()
+
+
+OURS = ("shoal.", "prometheus_client", "starlette")
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def main():
+    app = shoal.App()
+    async with app.lifespan():
+        known = set(sys.modules)
+        await app.controller.create_backend("one", double)
+        await app.controller.create_endpoint("one", backend="one", route="/one")
+        assert (await ask(app, "/one", 1)).json() == 2
+        assert (await ask(app, "/-/metrics", method="GET")).status == 200
+        print(*sorted(name for name in set(sys.modules) - known if name.startswith(OURS)))
+
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_then_endpoints_and_metrics_load_nothing_more(backend):
+    command = [sys.executable, "-c", USED, backend]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert (ran.stdout, ran.stderr) == ("\n", "")

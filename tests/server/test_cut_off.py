@@ -11,7 +11,7 @@ from live_server import Http2Client, live, read_all, read_until, request, upgrad
 from test_websocket_limits import both_protocols
 from wsproto.events import CloseConnection
 
-import shoal
+from handlers import app_of
 from shoal.server.shared import Shared
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -178,11 +178,7 @@ async def test_an_application_that_is_told_may_answer(speaking, then):
 @on_sockets
 async def test_an_application_that_is_told_may_end_its_answer(speaking):
     app = Told(end_the_answer)
-    async with live(app, graceful_timeout_s=GRACEFUL_S) as server, await server.connect() as client:
-        asker = speaking(client)
-        await asker.ask("/begin")
-        await asker.until(b"begun")
-        server.stop.set()
+    async with cut_off(app, speaking, "/begin") as (asker, _):
         await asker.until(b"goodbye")
 
 
@@ -348,8 +344,7 @@ def held():
 
 @pytest.fixture
 def app(held):
-    app = shoal.App()
-    app.endpoint("/call", name="call", max_batch_size=1)(held.call)
+    app = app_of(held.call, "/call", name="call", max_batch_size=1)
     app.endpoint("/stream", name="stream", max_batch_size=1)(held.stream)
     return app
 

@@ -199,29 +199,22 @@ def test_a_wrong_list_is_named():
 
 WHY_NO_HOST = 'a host is a name in ASCII or an address, without a port, such as "example.com"'
 WHY_NO_ORIGIN = "an origin is a scheme, a host in ASCII, and a port if it is not the scheme's"
+NO_HOSTS = [
+    *("localhost:5173", "x:8000", "[::1]:8000", "https://example.com", "*.example.com"),
+    *("münchen.de", "", "a b"),
+]
+NO_ORIGINS = [
+    *("chrome-extension://*", "https://*.example.com", "localhost:5173", "example.com"),
+    *("https://example.com/path", "https://user@example.com", "https://example.com:443"),
+    *("http://[::1]:80", "https://münchen.de", ""),
+]
 
 
 @pytest.mark.parametrize(
     ("option", "given", "why"),
     [
-        ("allowed_hosts", "localhost:5173", WHY_NO_HOST),
-        ("allowed_hosts", "x:8000", WHY_NO_HOST),
-        ("allowed_hosts", "[::1]:8000", WHY_NO_HOST),
-        ("allowed_hosts", "https://example.com", WHY_NO_HOST),
-        ("allowed_hosts", "*.example.com", WHY_NO_HOST),
-        ("allowed_hosts", "münchen.de", WHY_NO_HOST),
-        ("allowed_hosts", "", WHY_NO_HOST),
-        ("allowed_hosts", "a b", WHY_NO_HOST),
-        ("allowed_origins", "chrome-extension://*", WHY_NO_ORIGIN),
-        ("allowed_origins", "https://*.example.com", WHY_NO_ORIGIN),
-        ("allowed_origins", "localhost:5173", WHY_NO_ORIGIN),
-        ("allowed_origins", "example.com", WHY_NO_ORIGIN),
-        ("allowed_origins", "https://example.com/path", WHY_NO_ORIGIN),
-        ("allowed_origins", "https://user@example.com", WHY_NO_ORIGIN),
-        ("allowed_origins", "https://example.com:443", WHY_NO_ORIGIN),
-        ("allowed_origins", "http://[::1]:80", WHY_NO_ORIGIN),
-        ("allowed_origins", "https://münchen.de", WHY_NO_ORIGIN),
-        ("allowed_origins", "", WHY_NO_ORIGIN),
+        *[("allowed_hosts", host, WHY_NO_HOST) for host in NO_HOSTS],
+        *[("allowed_origins", origin, WHY_NO_ORIGIN) for origin in NO_ORIGINS],
     ],
 )
 def test_a_name_that_can_never_match_is_refused_when_it_is_given(option, given, why):

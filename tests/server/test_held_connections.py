@@ -7,15 +7,7 @@ import h2.events
 import h2.settings
 import pytest
 from echo_app import EchoApp
-from live_server import (
-    http2,
-    live,
-    read_all,
-    read_until,
-    request,
-    until_quiet,
-    upgrade,
-)
+from live_server import http2, live, read_all, read_until, request, until_quiet, upgrade
 
 from shoal.server.shared import Shared
 from shoal.server.transport import Transport

@@ -1,9 +1,12 @@
 """Where the body of a request ends, however it arrives, and that nothing hides behind it."""
 
+import re
+
 import anyio
 import pytest
 import trio.testing
 from live_server import live, read_all, read_until, request, until_quiet
+from test_http1_answers import App, answer, echo
 
 from shoal.asgi.headers import BadRequest
 from shoal.server.http1.body import ChunkedBody, SizedBody
@@ -108,7 +111,14 @@ def test_a_chunk_is_as_long_as_it_says(line_break):
     "line",
     [
         *(
-            *(b"X", b": a", b"X : a", b" X: a", b"X: \0", b"X: \x01", b"X: \x7f", b"X: a\rb"),
+            b"X",
+            b": a",
+            b"X : a",
+            b" X: a",
+            b"X: \0",
+            b"X: \x01",
+            b"X: \x7f",
+            b"X: a\rb",
             b"X: a\r",
         ),
         *(b"X: a\n", b"X: a\nY: b", b"X: a\r\n b", b"\n", b"\xe9: a", b"X(: a", b"\0", b"X\0: a"),
@@ -122,12 +132,8 @@ def test_a_malformed_trailer_is_refused(line):
 def test_trailers_may_have_8_kib():
     most = b"X: " + b"a" * (2**13 - 5) + b"\r\n"
     assert read_body(ChunkedBody(), b"0\r\n" + most + b"\r\n" + BEHIND) == (b"", BEHIND)
-    for trailers in (
-        most[:-2] + b"a\r\n\r\n",
-        most[:-2] + b"aaa",
-        b"X: a\r\n" + most,
-        b"a" * 2**13 + b"a",
-    ):
+    too_long = [most[:-2] + end for end in (b"a\r\n\r\n", b"aaa")]
+    for trailers in (*too_long, b"X: a\r\n" + most, b"a" * 2**13 + b"a"):
         with pytest.raises(BadRequest) as caught:
             read_body(ChunkedBody(), b"0\r\n" + trailers)
         assert caught.value.status == 431
@@ -147,41 +153,15 @@ def post(*lines, body=EMPTY):
 CHUNKED = "Transfer-Encoding: chunked"
 
 
-class Noting:
-    """An application that notes what it is asked for, and answers with the body.
-
-    It waits before it reads a body that is sent to ``/late``, and never reads one to ``/early``.
-    """
-
-    def __init__(self):
-        self.paths = []
-        self.bodies = []
-        self.entered = anyio.Event()
-        self.release = anyio.Event()
-
-    async def __call__(self, scope, receive, send):
-        if scope["type"] != "http":
-            return
-        self.paths.append(scope["path"])
-        self.entered.set()
-        body = bytearray()
-        if scope["path"] == "/late":
-            await self.release.wait()
-        more = scope["path"] != "/early"
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message["body"]
-            more = message["more_body"]
-        self.bodies.append(bytes(body))
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body", "body": bytes(body[:100])})
+async def late(app, *call):
+    await app.release.wait()
+    await echo(app, *call)
 
 
 @pytest.fixture
 def noting():
-    return Noting()
+    """An application that waits before it reads a body that is sent to ``/late``."""
+    return App(late=late)
 
 
 @on_a_socket
@@ -210,7 +190,9 @@ async def test_a_request_may_come_byte_by_byte(each_poller, noting):
 
 @on_a_socket
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_body_read_late_waits_in_the_kernel_and_comes_whole(is_chunked, each_poller):
+async def test_a_body_read_late_waits_in_the_kernel_and_comes_whole(
+    is_chunked, each_poller, noting
+):
     async def send_all():
         await client.send_all(sent + request("/", close=True))
         is_sent.set()
@@ -222,19 +204,18 @@ async def test_a_body_read_late_waits_in_the_kernel_and_comes_whole(is_chunked, 
     else:
         sent = request("/late", method="POST", body=piece * 2**8)
     is_sent = anyio.Event()
-    app = Noting()
     async with (
-        live(app) as server,
+        live(noting) as server,
         await server.connect() as client,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(send_all)
-        await app.entered.wait()
+        await noting.entered.wait()
         await until_quiet()
         assert not is_sent.is_set()
-        app.release.set()
+        noting.release.set()
         assert (await read_all(client)).count(b"HTTP/1.1 200 ") == 2
-    assert app.bodies == [piece * 2**8, b""]
+    assert noting.bodies == [piece * 2**8, b""]
 
 
 @on_a_socket
@@ -250,10 +231,7 @@ async def test_a_body_that_was_held_behind_an_answer_has_its_deadline(noting):
         noting.release.set()
         with anyio.fail_after(HANG_S / 2):
             answers = await read_all(client)
-    assert [line[:12] for line in answers.splitlines() if line.startswith(b"HTTP")] == [
-        b"HTTP/1.1 200",
-        b"HTTP/1.1 408",
-    ]
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [b"200", b"408"]
 
 
 @on_a_socket
@@ -271,10 +249,10 @@ async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(mon
 
 
 @on_a_socket
-async def test_a_client_that_has_sent_much_may_be_silent_for_no_longer(monkeypatch):
+async def test_a_client_that_has_sent_much_may_be_silent_for_no_longer(monkeypatch, noting):
     monkeypatch.setattr(Shared, "linger_s", 0.05)
     sent = request("/", method="POST", headers=["Content-Length: 9000000"]) + bytes(8_000_000)
-    async with live(Noting(), body_timeout_s=0.05) as server, await server.connect() as client:
+    async with live(noting, body_timeout_s=0.05) as server, await server.connect() as client:
         await client.send_all(sent)
         with anyio.fail_after(HANG_S / 4):
             assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
@@ -286,14 +264,12 @@ def test_a_client_that_sends_16_kib_in_each_time_limit_may_take_longer_in_all():
     async def upload():
         async def app(scope, receive, send):
             nonlocal size
-            if scope["type"] != "http":
-                return
+            assert scope["type"] == "http"  # it has no lifespan
             with received:
                 while size < 2**16:
                     received.send_nowait(size)  # what it has when it asks for more
                     size += len((await receive())["body"])
-            await send({"type": "http.response.start", "status": 204})
-            await send({"type": "http.response.body"})
+            await answer(send, status=204)
 
         size = 0
         received, sizes = anyio.create_memory_object_stream[int](100)
@@ -332,8 +308,7 @@ async def test_a_body_is_asked_for_once_when_the_application_reads(noting):
         for piece in (b"1", b"2"):
             await client.send_all(piece)
             await until_quiet()
-        answer = await read_until(client, b"12")
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (await read_until(client, b"12")).startswith(b"HTTP/1.1 200 OK\r\n")
         await client.send_all(expecting("/again"))
         assert await read_until(client, b"\r\n\r\n") == CONTINUE
 
@@ -343,10 +318,9 @@ async def test_a_body_is_asked_for_by_an_application_that_has_given_the_head_of_
     """The server keeps the head until the body of the answer begins."""
 
     async def app(scope, receive, send):
-        if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200})
-            body = (await receive())["body"]
-            await send({"type": "http.response.body", "body": body})
+        assert scope["type"] == "http"  # it has no lifespan
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": (await receive())["body"]})
 
     async with live(app) as server, await server.connect() as client:
         await client.send_all(expecting("/"))
@@ -357,8 +331,8 @@ async def test_a_body_is_asked_for_by_an_application_that_has_given_the_head_of_
 
 
 @on_a_socket
-async def test_a_body_that_has_come_is_not_asked_for():
-    async with live(Noting()) as server, await server.connect() as client:
+async def test_a_body_that_has_come_is_not_asked_for(noting):
+    async with live(noting) as server, await server.connect() as client:
         await client.send_all(expecting("/") + b"12")
         assert (await read_until(client, b"12")).startswith(b"HTTP/1.1 200 OK\r\n")
 

@@ -2,6 +2,7 @@
 
 import pytest
 from server_in_memory import serving
+from test_http1_answers import answer
 
 from shoal.asgi.headers import BadRequest
 from shoal.asgi.http_options import HttpOptions
@@ -204,11 +205,9 @@ def test_a_line_feed_in_the_request_line_is_refused(first):
     assert refused(head(first=first, host=""))[0] == 400
 
 
-FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
-
-
 def facts(parser):
-    return [getattr(parser, name) for name in FACTS]
+    names = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
+    return [getattr(parser, name) for name in names]
 
 
 HEADS = {
@@ -241,8 +240,7 @@ async def test_a_change_of_the_headers_does_not_reach_the_next_request():
     async def app(scope, receive, send):
         found.append(list(scope["headers"]))
         scope["headers"].append((b"x-b", b"b"))
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+        await answer(send, status=204)
 
     async with serving(app) as server:
         client = server.connect()
@@ -259,8 +257,7 @@ async def test_requests_with_the_same_head_have_bodies_of_their_own():
         message = await receive()
         assert not message["more_body"]
         found.append((scope["path"], message["body"]))
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+        await answer(send, status=204)
 
     one = head("Content-Length: 3", first="POST /one HTTP/1.1")
     two = head("Content-Length: 3", first="POST /two HTTP/1.1")
@@ -345,9 +342,6 @@ def test_what_can_not_become_a_head_is_refused_before_it_ends(data):
     assert caught.value.status == 400
 
 
-HEADERS = [(b"x", b"a"), (b"host", b"shoal.test")]
-
-
 def test_a_url_without_a_path_is_the_server_itself_for_options():
     assert in_origin_form("OPTIONS", b"http://a.test", [])[0] == b"*"
     assert in_origin_form("OPTIONS", b"http://a.test/", [])[0] == b"/"
@@ -360,7 +354,7 @@ def test_a_url_without_a_path_is_the_server_itself_for_options():
 )
 def test_a_url_without_a_host_or_with_a_user_is_refused(target):
     with pytest.raises(BadRequest) as caught:
-        in_origin_form("GET", target, HEADERS)
+        in_origin_form("GET", target, [(b"x", b"a"), (b"host", b"shoal.test")])
     assert caught.value.status == 400
 
 
@@ -378,10 +372,6 @@ def encoded(status, headers, framing=b""):
     return answer_head(status, headers)[0] + framing + END
 
 
-def length_of(status, headers):
-    return answer_head(status, headers)[1]
-
-
 def test_an_answers_head_has_a_status_line_the_headers_the_date_and_the_framing():
     assert encoded(200, [(b"content-type", b"a"), (b"X-A", b"b")], b"\r\ncontent-length: 1") == (
         b"HTTP/1.1 200 OK\r\ncontent-type: a\r\nX-A: b" + DATE + b"\r\ncontent-length: 1\r\n\r\n"
@@ -395,8 +385,8 @@ def test_headers_of_other_types_are_sent_as_well(header):
 
 
 def test_the_date_of_the_application_is_kept():
-    answer = encoded(200, [(b"Date", b"today")])
-    assert answer == b"HTTP/1.1 200 OK\r\nDate: today\r\n\r\n"
+    kept = encoded(200, [(b"Date", b"today")])
+    assert kept == b"HTTP/1.1 200 OK\r\nDate: today\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -447,7 +437,7 @@ def test_a_name_that_is_no_token_is_refused(name):
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
 def test_the_length_is_read_and_must_be_one(name):
-    assert length_of(200, [(name, b"12")]) == 12
+    assert answer_head(200, [(name, b"12")])[1] == 12
     assert name + b": 12\r\n" in encoded(200, [(name, b"12")])
     for value in (b"", b"+1", b"-1", b"1 ", b"1_0", b"a", b"\xb2", b"1\r\nx: y"):
         with pytest.raises(ValueError, match="can't be sent"):

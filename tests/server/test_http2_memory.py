@@ -1,6 +1,7 @@
 """What an HTTP/2 connection holds, where its client takes nothing."""
 
 import gc
+from contextlib import asynccontextmanager
 
 import anyio
 import h2.events
@@ -8,15 +9,19 @@ import h2.settings
 import pytest
 from echo_app import EchoApp
 from h2.utilities import SizeLimitDict
-from live_server import Http2Client, http2, live, read_until, until_quiet
+from live_server import http2, live, read_until, until_quiet
 
 from shoal.server.shared import Turns
 from shoal.server.streams import http2 as http2_module
 from shoal.server.transport import Transport
 from time_limits import HANG_S
 
+pytestmark = pytest.mark.real_time
+
 FRAME = 2**14
 WINDOW = 2**30
+START = {"type": "http.response.start", "status": 200, "headers": []}
+PART = {"type": "http.response.body", "more_body": True}
 
 
 @pytest.fixture
@@ -31,26 +36,18 @@ def all_of():
     return lambda kind: [each for each in found(kind) if id(each) not in before]
 
 
-async def flood(scope, _receive, send):
-    if scope["type"] == "http":
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for number in range(128):
-            piece = bytes([number]) * 2**15
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+@asynccontextmanager
+async def asking(server, window, whole=0):
+    """A client with a window for each response, and one for the whole connection."""
+    async with http2(server) as client:
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
+        if whole:
+            client.connection.increment_flow_control_window(whole)
+        asked = client.ask()
+        await client.flush()
+        yield client, asked
 
 
-async def asking_much(server):
-    """A client whose windows are as good as open."""
-    client = Http2Client(await server.connect())
-    client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
-    client.connection.increment_flow_control_window(WINDOW)
-    asked = client.ask()
-    await client.flush()
-    return client, asked
-
-
-@pytest.mark.real_time
 async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypatch):
     turns = []
     take = Turns.take
@@ -60,8 +57,8 @@ async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypa
         take(self, turn, *cost)
 
     monkeypatch.setattr(Turns, "take", noted)
-    async with live(flood) as server:
-        client, asked = await asking_much(server)
+    parts = [bytes([number]) * 2**15 for number in range(128)]
+    async with live(Parts(parts)) as server, asking(server, WINDOW, WINDOW) as (client, asked):
         while not any(each.is_blocked for each in all_of(Transport)):
             await anyio.lowlevel.checkpoint()
         await until_quiet()
@@ -78,32 +75,30 @@ async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypa
                     client.connection.acknowledge_received_data(event.flow_controlled_length, asked)
                 ended |= isinstance(event, h2.events.StreamEnded)
             await client.flush()
-        assert bytes(received) == b"".join(bytes([number]) * 2**15 for number in range(128))
+        assert bytes(received) == b"".join(parts)
         assert len(turns) >= len(received) // (4 * FRAME)
-        await client.stream.aclose()
 
 
 async def send_64_mib(scope, _receive, send):
     if scope["type"] == "http":
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(START)
         await send({"type": "http.response.body", "body": bytes(2**26)})
 
 
-@pytest.mark.real_time
 async def test_a_client_that_never_reads_loses_its_place_before_the_whole_answer_s_time(all_of):
     patient = {"keep_alive_timeout_s": HANG_S * 2, "ping_interval_s": HANG_S * 2}
-    async with live(send_64_mib, send_timeout_s=0.2, **patient) as server:
-        client, _ = await asking_much(server)
+    async with (
+        live(send_64_mib, send_timeout_s=0.2, **patient) as server,
+        asking(server, WINDOW, WINDOW),
+    ):
         with anyio.fail_after(HANG_S / 2):
             while not all_of(Transport):
                 await anyio.lowlevel.checkpoint()
             while all_of(Transport):
                 await until_quiet()
-        await client.stream.aclose()
 
 
 @pytest.mark.one_loop
-@pytest.mark.real_time
 async def test_a_connection_keeps_nothing_for_each_request_that_is_over(all_of):
     head = b"\x82\x84\x86\x41\x01x"  # GET / http x
     last = 1
@@ -138,21 +133,18 @@ class Parts:
         self.parts = parts
         self.changes = changes
         self.taken = 0
-        self.ended = anyio.Event()
 
     async def __call__(self, scope, _receive, send):
-        if scope["type"] != "http":
-            raise RuntimeError  # it has no lifespan
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert scope["type"] == "http"  # it has no lifespan
+        await send(START)
         for part in self.parts:
             try:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({**PART, "body": part})
             finally:
                 self.taken += 1
             if self.changes:
                 part[:] = b"b" * len(part)
         await send({"type": "http.response.body", "body": b""})
-        self.ended.set()
 
 
 async def body_of(client, asked):
@@ -170,42 +162,26 @@ async def body_of(client, asked):
                 return received
 
 
-async def asking_with_window(server, size):
-    client = Http2Client(await server.connect())
-    client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: size})
-    asked = client.ask()
-    await client.flush()
-    return client, asked
-
-
-@pytest.mark.real_time
 async def test_what_a_client_has_no_window_for_is_not_collected():
     app = Parts([bytes(FRAME)] * 100)
-    async with live(app) as server:
-        client, asked = await asking_with_window(server, 10)
+    async with live(app) as server, asking(server, 10) as (client, asked):
         await until_quiet()
         assert app.taken == 0
         assert await body_of(client, asked) == bytes(100 * FRAME)
-        await client.stream.aclose()
 
 
-@pytest.mark.real_time
 async def test_a_part_that_the_application_changes_later_was_copied():
     app = Parts([bytearray(b"a" * 2 * FRAME) for _ in range(3)], changes=True)
-    async with live(app) as server:
-        client, asked = await asking_with_window(server, 10)
+    async with live(app) as server, asking(server, 10) as (client, asked):
         assert await body_of(client, asked) == b"a" * 6 * FRAME
-        await client.stream.aclose()
 
 
-@pytest.mark.real_time
 async def test_a_send_that_is_cancelled_is_sent_whole():
     is_cancelled = anyio.Event()
 
     async def app(scope, _receive, send):
-        if scope["type"] != "http":
-            raise RuntimeError  # it has no lifespan
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert scope["type"] == "http"  # it has no lifespan
+        await send(START)
         for part in (b"a" * FRAME, b"b" * FRAME):
             with anyio.CancelScope() as scope:
                 async with anyio.create_task_group() as tasks:
@@ -215,15 +191,12 @@ async def test_a_send_that_is_cancelled_is_sent_whole():
         is_cancelled.set()
         await send({"type": "http.response.body", "body": b"c"})
 
-    async with live(app) as server:
-        client, asked = await asking_with_window(server, 10)
+    async with live(app) as server, asking(server, 10) as (client, asked):
         await is_cancelled.wait()
         # The second one had not begun, since the first was not sent yet.
         assert await body_of(client, asked) == b"a" * FRAME + b"c"
-        await client.stream.aclose()
 
 
-@pytest.mark.real_time
 async def test_bodies_that_are_not_received_take_no_window_from_others(echo):
     async with live(echo) as server, http2(server) as client:
         await client.flush()
@@ -241,24 +214,18 @@ async def test_bodies_that_are_not_received_take_no_window_from_others(echo):
         await client.wait_for(h2.events.StreamEnded, held[-1])
 
 
-PART = {"type": "http.response.body", "more_body": True}
-
-
-@pytest.mark.real_time
 async def test_a_response_ends_although_its_window_has_become_negative():
     go = anyio.Event()
 
     async def app(scope, _receive, send):
-        if scope["type"] != "http":
-            raise RuntimeError  # it has no lifespan
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert scope["type"] == "http"  # it has no lifespan
+        await send(START)
         await send({**PART, "body": b"a part"})
         await go.wait()
         await send({**PART, "body": b""})
         await send({"type": "http.response.body", "body": b""})
 
-    async with live(app) as server:
-        client, asked = await asking_with_window(server, 10)
+    async with live(app) as server, asking(server, 10) as (client, asked):
         await client.wait_for(h2.events.DataReceived, asked)
         client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
         await client.flush()
@@ -266,10 +233,8 @@ async def test_a_response_ends_although_its_window_has_become_negative():
         go.set()
         # An empty frame, which h2 would not send, nor take as a client.
         await read_until(client.stream, b"\0\0\0\0\1" + asked.to_bytes(4))
-        await client.stream.aclose()
 
 
-@pytest.mark.real_time
 async def test_the_settings_of_a_client_may_change():
     codes = h2.settings.SettingCodes
     async with live(EchoApp()) as server, http2(server) as client:
@@ -288,7 +253,6 @@ async def test_the_settings_of_a_client_may_change():
         assert client.connection.remote_settings.enable_connect_protocol == 1
 
 
-@pytest.mark.real_time
 async def test_what_a_task_sends_after_the_end_of_its_call_is_dropped():
     sent = anyio.Event()
     ended = anyio.Event()
@@ -304,8 +268,7 @@ async def test_what_a_task_sends_after_the_end_of_its_call_is_dropped():
         async def app(scope, _receive, send):
             if scope["type"] == "http":
                 left_behind.start_soon(late, send)
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-                await send({"type": "http.response.body", "body": b"answer"})
+                await EchoApp().answer(send, 200, b"answer")
 
         async with live(app) as server, http2(server) as client:
             await client.fetch()
@@ -316,7 +279,6 @@ async def test_what_a_task_sends_after_the_end_of_its_call_is_dropped():
             await client.fetch()
 
 
-@pytest.mark.real_time
 async def test_bodies_that_the_application_does_not_read_give_their_windows_back(monkeypatch):
     monkeypatch.setattr(http2_module, "_WINDOW", 2**17)
     has_all = anyio.Event()
@@ -324,7 +286,7 @@ async def test_bodies_that_the_application_does_not_read_give_their_windows_back
     async def app(scope, _receive, send):
         if scope["type"] == "http":
             await has_all.wait()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send(START)
             await send({"type": "http.response.body", "body": b""})
 
     async with live(app) as server, http2(server) as client:

@@ -1,4 +1,4 @@
-"""What HTTP says of methods, expectations and status lines, on a real socket and through an App."""
+"""What HTTP says of methods, expectations and status lines; what the server offers beyond ASGI."""
 
 import socket
 import struct
@@ -7,12 +7,15 @@ import anyio
 import h2.events
 import h2.settings
 import pytest
-from live_server import Http2Client, live, read_until, request, upgrade
+from echo_app import EchoApp
+from live_server import Http2Client, http2, live, read_until, request, upgrade
+from server_in_memory import asked, serving
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import shoal
 from handlers import ask_once
+from shoal.testing import settle
 from shoal.testing.asgi import Call, ask
 from time_limits import HANG_S
 
@@ -61,8 +64,7 @@ async def test_a_client_that_resets_before_it_is_asked_for_the_rest_is_noticed()
     messages, ended = [], anyio.Event()
 
     async def app(scope, receive, _send):
-        if scope["type"] == "lifespan":
-            raise NotImplementedError
+        assert scope["type"] == "http"  # it has no lifespan
         messages.append(await receive())
         # The server has no turn to notice the reset before it asks for the rest.
         reset(client)
@@ -80,18 +82,17 @@ async def test_an_http2_client_that_resets_before_it_opens_its_window_is_noticed
     ended = anyio.Event()
 
     async def app(scope, _receive, send):
-        if scope["type"] == "lifespan":
-            raise NotImplementedError
+        assert scope["type"] == "http"  # it has no lifespan
         await send({"type": "http.response.start", "status": 200, "headers": []})
         reset(client)
         await send({"type": "http.response.body", "body": b"1", "more_body": True})
         ended.set()
 
-    http2 = Http2Client(None)
-    http2.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
-    http2.ask()
+    asking = Http2Client(None)
+    asking.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    asking.ask()
     async with live(app, send_timeout_s=10 * HANG_S) as server:
-        client = server.connect_now(http2.connection.data_to_send())
+        client = server.connect_now(asking.connection.data_to_send())
         await ended.wait()
 
 
@@ -117,9 +118,7 @@ async def told(scope, receive, send):
     body = b" ".join((scope["raw_path"], scope["query_string"], headers[b"host"]))
     assert scope["path"].encode() == scope["raw_path"]
     assert [name for name, _ in scope["headers"]].count(b"host") == 1
-    length = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": 200, "headers": [length]})
-    await send({"type": "http.response.body", "body": body})
+    await EchoApp().answer(send, 200, body)
 
 
 @on_a_socket
@@ -255,12 +254,11 @@ async def test_no_application_forges_a_header_on_either_protocol(name, value):
         answer = await server.talk(request("/bare", close=True))
         assert answer.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
         assert b"x-b" not in answer
-        client = Http2Client(await server.connect())
-        client.ask(b"/bare")
-        await client.flush()
-        event = await client.wait_for(h2.events.ResponseReceived)
-        assert dict(event.headers)[b":status"] == b"500"
-        await client.stream.aclose()
+        async with http2(server) as client:
+            client.ask(b"/bare")
+            await client.flush()
+            event = await client.wait_for(h2.events.ResponseReceived)
+            assert dict(event.headers)[b":status"] == b"500"
 
 
 async def test_a_refusal_of_a_handler_forges_no_header_either(caplog):
@@ -294,3 +292,86 @@ async def test_a_header_that_latin_1_lacks_fails_its_own_call_alone():
             call = Call(app, "/", item=item)
             await call.run()
             assert call.status == status
+
+
+OFTEN = {"when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"}
+
+
+@on_a_socket
+@pytest.mark.parametrize(
+    ("version", "also"), [("1.1", {"heartbeat", "send", "has_room", "put"}), ("2", set())]
+)
+async def test_it_is_a_mapping(version, also):
+    offered = {}
+
+    async def app(scope, receive, send):
+        nonlocal offered
+        offered = scope["extensions"]["shoal.disconnect"]
+        assert offered["send_timeout_s"] == 7
+        assert offered["is_local"]
+        assert not offered["is_cut_off"]()
+        assert offered["refused_with"]() == 0
+        assert offered["send"] == send if "send" in offered else scope["http_version"] == "2"
+        await EchoApp().answer(send, 200, b"answered")
+
+    async with live(app, send_timeout_s=7) as server, await server.connect() as client:
+        if version == "2":
+            peer = Http2Client(client)
+            peer.ask(b"/")
+            await peer.flush()
+        else:
+            await client.send_all(request("/"))
+        await read_until(client, b"answered")
+    assert set(offered) == set({**offered}) == OFTEN | also
+    assert offered.get("note_trace") is None
+
+
+@on_a_socket
+async def test_a_server_of_public_hosts_is_not_local():
+    offered = []
+
+    async def app(scope, receive, send):
+        offered.append(scope["extensions"]["shoal.disconnect"]["is_local"])
+        await EchoApp().answer(send, 200, b"answered")
+
+    async with live(app, allowed_hosts=["api.example.com"]) as server:
+        assert b"answered" in await server.talk(
+            request("/", close=True).replace(b"shoal.test", b"localhost")
+        )
+    assert offered == [False]
+
+
+@on_a_socket
+async def test_it_also_has_where_to_note_a_trace_if_there_is_an_access_log():
+    noted = anyio.Event()
+
+    async def app(scope, receive, send):
+        scope["extensions"]["shoal.disconnect"]["note_trace"](("a" * 32, "b" * 16))
+        noted.set()
+        await EchoApp().answer(send, 200, b"answered")
+
+    async with live(app, access_log=True) as server, await server.connect() as client:
+        await client.send_all(request("/"))
+        await read_until(client, b"answered")
+    assert noted.is_set()
+
+
+async def test_nothing_is_put_before_an_answer_has_begun_or_after_its_end():
+    async def app(scope, receive, send):
+        offered = scope["extensions"]["shoal.disconnect"]
+        offered["put"](b"too early")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        offered["put"](b"still too early")
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        offered["put"](b"b")
+        await send({"type": "http.response.body", "body": b"c"})
+        offered["put"](b"too late")
+
+    async with serving(app) as server:
+        client = server.connect()
+        for _ in range(2):
+            client.wire.sent = b""
+            client.say(asked("/"))
+            await settle()
+            body = client.wire.sent.partition(b"\r\n\r\n")[2]
+            assert body == b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n"

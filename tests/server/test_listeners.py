@@ -20,6 +20,7 @@ from shoal.server.server import serve
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
+exists = os.path.lexists
 
 
 class Live:
@@ -60,10 +61,6 @@ async def running(app, config=None, extra=(), **more):
             )
             yield live
             live.stop.set()
-
-
-def exists(path):
-    return os.path.lexists(path)
 
 
 async def connect(url):

@@ -5,7 +5,7 @@ from functools import partial
 
 import h2.events
 import pytest
-from live_server import Http2Client, live, read_until, request, upgrade
+from live_server import http2, live, read_until, request, upgrade
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
@@ -226,11 +226,10 @@ async def test_an_application_sees_the_client_of_a_trusted_proxy(options, app):
     async with live(app, **options) as server:
         answer = await server.talk(request("/x", headers=SPOKEN, close=True))
         websocket = await server.talk(upgrade(*SPOKEN))
-        client = Http2Client(await server.connect())
-        stream = client.ask(b"/x")
-        await client.flush()
-        data = await client.wait_for(h2.events.DataReceived, stream)
-        await client.stream.aclose()
+        async with http2(server) as client:
+            stream = client.ask(b"/x")
+            await client.flush()
+            data = await client.wait_for(h2.events.DataReceived, stream)
     seen = json.loads(answer.partition(b"\r\n\r\n")[2])
     if options:
         base = "https://example.com/ml/"
@@ -265,10 +264,9 @@ async def test_an_endpoint_is_found_below_the_prefix(around):
 
 
 @pytest.mark.real_time
-async def test_the_access_log_has_the_client(caplog):
-    caplog.set_level("INFO", logger="shoal.access")
+async def test_the_access_log_has_the_client(logged):
     async with live(shoal.App(), access_log=True, **TRUSTED) as server:
         await server.talk(request("/-/healthz", headers=SPOKEN, close=True))
-    [line] = [json.loads(r.getMessage()) for r in caplog.records if r.name == "shoal.access"]
+    [line] = logged()
     assert line["client"] == "1.2.3.4:0"
     assert line["path"] == "/ml/-/healthz"

@@ -8,7 +8,7 @@ import h2.events
 import pytest
 from live_server import Http2Client, counted, http2, live, read_until, request, upgrade
 
-import shoal
+from handlers import app_of, double
 from shoal.server.shared import Shared
 from worker_processes import until
 
@@ -33,13 +33,7 @@ def workers(request):
 
 @pytest.fixture
 def app():
-    app = shoal.App()
-
-    @app.endpoint("/double", name="double")
-    async def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    return app
+    return app_of(double, "/double", name="double")
 
 
 async def counted_once(app, endpoint="-", protocol="other", outcome="invalid"):
@@ -55,7 +49,6 @@ ELSEWHERE = b"GET /double HTTP/1.1\r\nHost: evil.test\r\n\r\n"
 POST = b"POST /double HTTP/1.1\r\nHost: shoal.test\r\n"
 GET = "HTTP/1.1", "GET", "/double"
 UNREAD = "HTTP/1.1", None, None
-
 
 NEVER_THERE = [
     (ELSEWHERE, (*GET, 421)),
@@ -169,9 +162,7 @@ async def test_an_application_without_an_answer_is_logged_as_answered_for(logged
     async with live(failing, access_log=True) as server:
         if http2:
             client = Http2Client(await server.connect())
-            stream = client.ask(b"/x")
-            await client.flush()
-            await client.wait_for(h2.events.StreamEnded, stream)
+            await client.fetch(b"/x")
             await client.stream.aclose()
         else:
             assert (await server.talk(request("/x"))).startswith(b"HTTP/1.1 500 ")

@@ -220,10 +220,6 @@ async def test_an_application_without_a_lifespan_is_served():
     assert server.drained.failure is None
 
 
-async def never():
-    await anyio.sleep_forever()
-
-
 @pytest.mark.parametrize("says_so", [False, True])
 async def test_an_application_that_does_not_start_is_not_served(says_so):
     async def app(scope, receive, send):
@@ -233,7 +229,7 @@ async def test_an_application_that_does_not_start_is_not_served(says_so):
         raise LookupError("no weights in the file")
 
     with anyio.fail_after(HANG_S), pytest.raises(LifespanFailed) as caught:
-        await serve(app, HttpOptions(port=0), shutdown=never)
+        await serve(app, HttpOptions(port=0), shutdown=anyio.sleep_forever)
     why = "no luck" if says_so else "LookupError: no weights in the file"
     assert str(caught.value) == f"the application did not start: {why}"
     assert says_so or "in app" in caught.value.details

@@ -1,4 +1,4 @@
-"""A transport and its pollers: unread answers, sends in a row, mistakes of receivers, ends."""
+"""A transport and its pollers: those of epoll, and tasks where a platform has no epoll."""
 
 import socket
 import subprocess
@@ -7,10 +7,15 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from live_server import until_quiet
+from echo_app import EchoApp
+from live_server import live, read_all, read_until, request, until_quiet, upgrade
+from wsproto.connection import Connection as WebSocket
+from wsproto.connection import ConnectionType
+from wsproto.events import TextMessage
 
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.server import transport as transport_module
+from shoal.server.streams.connection import StreamConnection
 from shoal.server.transport import EpollPoller, Receiver, TaskPoller, Transport, new_poller
 from time_limits import HANG_S
 
@@ -190,17 +195,18 @@ async def test_what_is_sent_when_all_was_sent_is_sent_too():
     assert len(received) == 5 * len(PIECE)
 
 
-async def test_a_connection_that_is_closed_while_reading_is_paused_leaves_no_task():
-    def polling_tasks():
-        return sum("TaskPoller._run" in str(task.name) for task in anyio.get_running_tasks())
+def watching():
+    return sum("TaskPoller._run" in str(task.name) for task in anyio.get_running_tasks())
 
+
+async def test_a_connection_that_is_closed_while_reading_is_paused_leaves_no_task():
     async with running_poller() as poller, connected(poller) as (transport, _, _):
         transport.pause()
         await until_quiet()
-        assert polling_tasks() == 1
+        assert watching() == 1
         transport.close()
         await until_quiet()
-        assert polling_tasks() == 0
+        assert watching() == 0
 
 
 async def test_what_is_sent_after_the_end_of_the_poller_is_kept_by_the_transport():
@@ -244,3 +250,135 @@ async def test_platforms_without_epoll_have_it(monkeypatch):
     assert isinstance(new_poller(parking_of_this_loop()), EpollPoller)
     monkeypatch.delattr(transport_module.select, "epoll")
     assert isinstance(new_poller(parking_of_this_loop()), TaskPoller)
+
+
+PART = bytes(range(256)) * 2**8
+LAST = b"the last bytes"
+
+
+class Uploads(EchoApp):
+    """Reads bodies, but those sent to ``/late`` only when it is released."""
+
+    disconnects = 0
+
+    async def echo(self, scope, receive, send):
+        if scope["path"] == "/late":
+            await self.release.wait()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnects += 1
+                return
+            more = message["more_body"]
+        await self.answer(send, 200, b"read")
+
+
+async def let_run(count):
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.usefixtures("task_pollers")
+async def test_a_download_waits_until_the_client_reads():
+    body = PART * 2**8 + LAST
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await EchoApp().answer(send, 200, body if scope["path"] == "/slow" else b"short")
+            answered.append(scope["path"])
+
+    answered = []
+    async with live(app) as server, await server.connect() as client:
+        for number in (1, 2):
+            await client.send_all(request("/slow"))
+            await until_quiet()
+            assert answered == ["/other", "/slow"] * (number - 1)
+            await server.talk(request("/other", close=True))
+            pieces = [await read_until(client, b"\r\n\r\n")]
+            while not pieces[-1].endswith(LAST):
+                pieces.append(await client.receive_some())
+            assert b"".join(pieces).endswith(b"\r\n\r\n" + body)
+    assert answered == ["/other", "/slow"] * 2
+
+
+@pytest.mark.usefixtures("task_pollers")
+async def test_a_client_that_leaves_behind_more_than_is_held_is_noticed_when_it_is_answered(echo):
+    """While reading is paused, its end is not seen."""
+    async with live(echo, max_connections=1) as server:
+        async with await server.connect() as client:
+            await client.send_all(request("/hold") + request("/fail") + b"x" * 2**17)
+            await echo.entered.wait()
+            await until_quiet()
+        await until_quiet()
+        assert echo.running == 1
+        echo.release.set()
+        await echo.left.wait()
+        assert await server.answers()
+
+
+@pytest.mark.usefixtures("task_pollers")
+async def test_a_client_that_leaves_while_its_upload_waits_is_noticed_when_it_is_read():
+    app = Uploads()
+    async with live(app, max_connections=1) as server:
+        async with await server.connect() as client:
+            length = 10 * len(PART)
+            head = request("/late", method="POST", headers=[f"Content-Length: {length}"])
+            await client.send_all(head + PART * 3)
+            await app.entered.wait()
+            await until_quiet()
+        await until_quiet()
+        assert app.running == 1
+        app.release.set()
+        await app.left.wait()
+        assert await server.answers()
+    assert app.disconnects == 1
+
+
+@pytest.mark.usefixtures("task_pollers")
+async def test_the_end_of_a_client_is_reported_once_while_its_messages_wait(monkeypatch):
+    """The end of what a client sends stays readable: a task that waits for that would spin."""
+
+    class Deaf(EchoApp):
+        async def websocket(self, receive, send):
+            await receive()
+            await send({"type": "websocket.accept"})
+            await self.release.wait()
+
+    def note_end(connection):
+        ends.append(connection)
+        has_ended.set()
+        client_ended(connection)
+
+    client_ended = StreamConnection.client_ended
+    monkeypatch.setattr(StreamConnection, "client_ended", note_end)
+    ends = []
+    has_ended = anyio.Event()
+    app = Deaf()
+    async with live(app, max_connections=1) as server, await server.connect() as client:
+        await client.send_all(upgrade())
+        await read_until(client, b"\r\n\r\n")
+        peer = WebSocket(ConnectionType.CLIENT)
+        await client.send_all(b"".join(peer.send(TextMessage("x")) for _ in range(50)))
+        await client.send_eof()
+        await has_ended.wait()
+        await let_run(100)
+        assert len(ends) == 1
+        app.release.set()
+        await app.left.wait()
+        await read_all(client)
+
+
+async def test_connections_that_come_and_go_leave_nothing(task_pollers):
+    """The kernel gives the number of a closed socket to the next one."""
+    async with live(EchoApp(), max_connections=4) as server:
+        asked = [request(f"/{name}") for name in ("", "disconnect", "flood")]
+        openings = [b"", b"G", *asked]
+        for number in range(200):
+            server.connect_now(openings[number % len(openings)]).close()
+            await let_run(number % 4)
+        assert await server.answers()
+        (polling,) = task_pollers
+        with anyio.fail_after(HANG_S / 4):
+            while polling._again or polling._sending or watching():
+                await anyio.lowlevel.checkpoint()

@@ -1,8 +1,8 @@
-"""What a WebSocket's client can't do: send what is too large, be silent for ever, send bombs."""
+"""The frames of WebSockets, and what a client can't do: send too much, be silent, send bombs."""
 
 import socket
 import tracemalloc
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import anyio
 import h2.events
@@ -13,11 +13,23 @@ from echo_app import EchoApp
 from live_server import Http2Client, live, read_all, read_until, until_quiet, upgrade
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
-from wsproto.events import CloseConnection, Ping, TextMessage
+from wsproto.events import CloseConnection, Ping, Pong, TextMessage
 
 pytestmark = pytest.mark.real_time
 
 MOST = 1000
+
+
+def framed(payload, opcode=1, fin=True, mask=b"\x25\x71\x0c\xd3"):
+    size = len(payload)
+    if size < 126:
+        length = bytes([0x80 | size])
+    else:
+        length = (
+            b"\xfe" + size.to_bytes(2, "big") if size < 2**16 else b"\xff" + size.to_bytes(8, "big")
+        )
+    masked = bytes(each ^ mask[at % 4] for at, each in enumerate(payload))
+    return bytes([fin << 7 | opcode]) + length + mask + masked
 
 
 class Http1Peer:
@@ -125,6 +137,44 @@ async def talking(kind, app=None, **options):
 both_protocols = pytest.mark.parametrize("kind", [Http1Peer, Http2Peer], ids=["http1", "http2"])
 
 
+async def test_messages_of_all_sizes_come_back():
+    async with talking(Http1Peer) as peer:
+        for size in (0, 1, 3, 4, 125, 126, 127, 1000, 2**16 - 1, 2**16, 2**16 + 5):
+            sent = "é" * (size // 2) + "x" * (size % 2)
+            await peer.send(TextMessage(sent))
+            parts = [await peer.next_event()]
+            while not parts[-1].message_finished:
+                parts.append(await peer.next_event())
+            assert "".join(part.data for part in parts) == sent
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 50, 10**6])
+async def test_messages_of_all_forms_come_in_their_order(piece):
+    """Cut into any pieces."""
+    async with talking(Http1Peer) as peer:
+        sent, expected = b"", []
+        for number in range(8):
+            sent += framed(b"a%d" % number) + framed(b"p%d" % number, opcode=9)
+            sent += framed(b"b", fin=False) + framed(b"in", opcode=9)
+            sent += framed(b"%d" % number, opcode=0) + framed(b"c%d" % number)
+            expected += [f"a{number}", f"b{number}", f"c{number}"]
+        for at in range(0, len(sent), piece):
+            await peer.pass_on(sent[at : at + piece])
+        answers, pongs = [], []
+        while len(answers) < len(expected) or len(pongs) < 16:
+            event = await peer.next_event()
+            if isinstance(event, Pong):
+                pongs.append(bytes(event.payload))
+            elif not isinstance(event, Ping):
+                answers.append(event.data)
+        assert answers == expected
+        assert pongs == [each for n in range(8) for each in (b"p%d" % n, b"in")]
+        await peer.send(TextMessage("é" * 1000))
+        assert (await peer.next_event()).data == "é" * 1000
+        await peer.pass_on(framed(b"\xff"))
+        assert (await peer.next_event()).code == 1007
+
+
 @both_protocols
 @pytest.mark.parametrize("letter", ["x", "\xe9"])
 async def test_a_message_of_just_the_limit_is_taken(kind, letter):
@@ -200,19 +250,25 @@ async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplo
     assert caplog.records == []
 
 
+@contextmanager
+def tracing():
+    """Gives what tells the memory in use, and the most there has been."""
+    tracemalloc.start()
+    try:
+        yield tracemalloc.get_traced_memory
+    finally:
+        tracemalloc.stop()
+
+
 @both_protocols
 async def test_what_a_client_sends_beyond_the_limit_is_not_collected(kind):
-    part = TextMessage("x" * 2**16, message_finished=False)
     async with talking(kind, max_message_bytes=MOST) as peer:
-        tracemalloc.start()
-        try:
+        with tracing() as memory:
             with suppress(anyio.BrokenResourceError, h2.exceptions.StreamClosedError):
                 for _ in range(2**8):
-                    await peer.send(part)
+                    await peer.send(part(2**16))
                     await anyio.lowlevel.checkpoint()
-            _, most = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+            _, most = memory()
     assert most < 2**21
 
 
@@ -224,10 +280,9 @@ async def test_the_pings_of_a_client_that_does_not_read_are_not_collected():
             assert client.recv(2**16).startswith(b"HTTP/1.1 101")
             client.setblocking(False)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-            tracemalloc.start()
             refused = sent = 0
             left = pings
-            try:
+            with tracing() as memory:
                 while refused < 2 and sent < 2**24:
                     try:
                         size = client.send(left)
@@ -237,9 +292,7 @@ async def test_the_pings_of_a_client_that_does_not_read_are_not_collected():
                     except BlockingIOError:
                         refused += 1
                         await until_quiet()
-                _, most = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
+                _, most = memory()
     assert sent > 2**18
     assert most < 2**20
 
@@ -304,14 +357,11 @@ async def test_small_messages_that_are_not_received_are_not_collected():
         async with peer.stream:
             message = peer.websocket.send(TextMessage(""))
             count = 2**16 // len(message) - 1
-            tracemalloc.start()
-            try:
+            with tracing() as memory:
                 for at in range(0, count, 1000):
                     await peer.pass_on(message * min(1000, count - at))
                 await until_quiet()
-                most = tracemalloc.get_traced_memory()[0]
-            finally:
-                tracemalloc.stop()
+                most, _ = memory()
             assert most < 2**20
             app.release.set()
             await peer.send(CloseConnection(1000))

@@ -1,6 +1,7 @@
 """WebSockets on a server without sockets: the order of messages, turns, and ends."""
 
 import json
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -8,7 +9,7 @@ from live_server import upgrade
 from pydantic import BaseModel, model_validator
 from server_in_memory import Wire
 from server_in_memory import serving as served_in_memory
-from test_websocket_frames import framed
+from test_websocket_limits import framed
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import Ping, TextMessage
 
@@ -47,6 +48,7 @@ class SocketClient:
     """A client whose WebSocket is open."""
 
     def __init__(self, server, path="/x"):
+        self.server = server
         self.wire = SocketWire()
         self.releases = 0
         http1 = Http1Connection(server.shared, self.wire, self._released, switch_protocol)
@@ -94,6 +96,13 @@ class SocketClient:
         self.wire.receiver.all_sent()
 
 
+@asynccontextmanager
+async def opened(app, **options):
+    """A client of an application whose lifespan is open."""
+    async with app.lifespan(), served_in_memory(app, **options) as server:
+        yield await SocketClient.opened(server)
+
+
 async def test_messages_are_handled_in_their_order_however_they_come():
     batches = []
 
@@ -102,8 +111,7 @@ async def test_messages_are_handled_in_their_order_however_they_come():
         return items
 
     app = app_of(noted, max_batch_size=6, batch_wait_timeout_s=1)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.say(id=1, item=1)
         client.say(id=2, item=2)
         client.say_data(framed(b'{"id":3,"item":' + b" " * 5000 + b"3}"))
@@ -189,8 +197,7 @@ async def test_answers_wait_for_a_client_that_does_not_read_and_keep_their_order
             yield [step if step < item else shoal.END for item in items]
 
     app = app_of(counted, slow_reader_timeout_s=None)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.wire.takes = False
         client.say(id=1, item=40)
         await settle()
@@ -208,8 +215,7 @@ async def test_answers_wait_for_a_client_that_does_not_read_and_keep_their_order
 async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
     monkeypatch.setattr(connection, "_MOST_UNSENT", 2)
     app = app_of(double)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.say_data(b"".join(framed(b'{"id":%d,"item":"no"}' % number) for number in range(9)))
         await settle()
         assert sorted(each["id"] for each in client.messages()) == list(range(9))
@@ -223,8 +229,7 @@ async def test_a_client_is_not_read_while_large_answers_wait_for_it():
         return ["x" * 2**18 for _ in items]
 
     app = app_of(large)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.wire.takes = False
         for number in range(30):
             client.say(id=number, item=number)
@@ -246,11 +251,10 @@ async def test_the_last_answer_of_a_server_that_ends_is_followed_by_the_close():
         return items
 
     app = app_of(held)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.say(id=1, item=1)
         await settle()
-        for connection in server.shared.connections:
+        for connection in client.server.shared.connections:
             connection.drain()
         await settle()
         assert client.events() == []
@@ -284,8 +288,7 @@ async def test_a_client_that_does_not_read_is_ended_and_its_requests_are_cancell
             cancelled.extend(items)
 
     app = app_of(held, max_batch_size=1, max_concurrent_batches=2)
-    async with app.lifespan(), served_in_memory(app, send_timeout_s=10) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app, send_timeout_s=10) as client:
         client.wire.takes = False
         client.say(id=1, item=1)
         client.say(id=2, item=2)
@@ -298,8 +301,7 @@ async def test_a_client_that_does_not_read_is_ended_and_its_requests_are_cancell
 
 async def test_a_message_that_is_not_read_yet_is_a_sign_of_life():
     app = app_of(double)
-    async with app.lifespan(), served_in_memory(app, ping_interval_s=5) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app, ping_interval_s=5) as client:
         await anyio.sleep(6)
         assert any(isinstance(each, Ping) for each in client.events())
         client.wire.unread = framed(b'{"id":1,"item":1}')
@@ -379,8 +381,7 @@ async def most_in_a_pass(count):
 
 async def test_pings_are_answered_in_turns():
     app = app_of(double)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.events()
         client.say_data(framed(b"", opcode=9) * FLOOD)
         pong = 2  # bytes
@@ -397,7 +398,6 @@ async def test_small_messages_are_taken_in_turns(monkeypatch):
 
     monkeypatch.setattr(connection.SocketConnection, "_handle", noted)
     app = app_of(double)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
+    async with opened(app) as client:
         client.say_data(framed(b'{"id": 1, "cancel": true}') * FLOOD)
         assert await most_in_a_pass(lambda: len(taken)) <= MOST_IN_A_TURN

@@ -1,20 +1,26 @@
-"""How a worker that runs plain code takes what comes, in whatever order its threads get to it."""
+"""The worker's side: its threads with plain code, and the tasks beside an open batch."""
 
 import socket
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from replicas.process_backends import Plain
+from shoal.core.request import NEVER
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.code.instance import Instance
+from shoal.replicas.process.child import open_batch
 from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control, ThreadsafeDraining
 from shoal.replicas.process.child.endpoints import ParentChannel
+from shoal.replicas.process.child.open_batch import OpenWork
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed
+from shoal.replicas.process.wire.open_batch import OpenStart
 from time_limits import HANG_S
 
 
@@ -84,3 +90,36 @@ def test_a_map_of_calls_keeps_nothing_of_those_that_have_ended():
         assert "can't be sent between processes" in str(error)
         assert list(outcomes) == [("of 3", None)]
         assert channel._takers == {}
+
+
+def lets_others_run(step: Coroutine[Any, Any, None]) -> bool:
+    try:
+        step.send(None)
+    except StopIteration:
+        return False
+    step.close()
+    return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    times = [100.0]
+    monkeypatch.setattr(open_batch, "perf_counter", lambda: times[-1])
+    return times
+
+
+async def test_between_short_steps_others_run_every_10_ms(clock):
+    work = OpenWork(OpenStart("model", True, 1, None), NEVER, [].append, lambda: None)
+    await work.pause()
+    assert not lets_others_run(work.pause())
+    assert not lets_others_run(work.send([]))
+    clock.append(100.009)
+    assert not lets_others_run(work.send([]))
+    clock.append(100.010)
+    assert lets_others_run(work.send([]))
+    await work.send([])
+    assert not lets_others_run(work.pause())
+    clock.append(100.030)
+    assert lets_others_run(work.pause())
+    await work.pause()
+    assert not lets_others_run(work.send([]))
