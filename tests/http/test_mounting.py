@@ -54,9 +54,20 @@ def in_starlette(models):
 
 
 def in_litestar(models):
-    from litestar_site import site_with
+    from litestar import Litestar, asgi, get  # which takes a while
+    from litestar.types import Receive, Scope, Send
 
-    site = site_with(models)
+    @asgi("/ml", is_mount=True, copy_scope=True)
+    async def ml(scope: Scope, receive: Receive, send: Send) -> None:
+        # Litestar removes the prefix, and adds a slash.
+        path = "/ml" + scope["path"].rstrip("/")
+        await models({**scope, "root_path": "/ml", "path": path}, receive, send)
+
+    @get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    site = Litestar([ml, hello], lifespan=[models.lifespan], logging_config=None)
     return site, site.lifespan()
 
 

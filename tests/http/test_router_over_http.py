@@ -9,8 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from serving.scenes import Gated, Stage, echo, failing
+from shoal.asgi.extensions import DECODED
 from shoal.http.app.app import App
 from shoal.serving.controller.controller import Controller
+from shoal.serving.shadow import PrimaryAnswer
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -196,6 +198,37 @@ async def test_a_body_that_takes_its_time_goes_where_traffic_goes_when_it_is_the
         assert call.answer.json() == "new"
 
 
+async def test_the_traffic_may_move_while_the_body_is_fetched(app):
+    """By a front end, which has decoded the item for another backend."""
+    app.backend("one", named)
+    app.route("m", backend="one", path="/m")
+
+    class Fetching(Call):
+        async def _receive(self):
+            controller = app.controller
+            if "two" not in controller.backends:
+                await controller.create_backend("two", named)
+                await controller.set_traffic("m", {"two": 1.0})
+                await controller.delete_backend("one")
+            return await super()._receive()
+
+    async with app.lifespan():
+        call = Fetching(app, "/m", item=1)
+        decoders = []
+        call.scope["extensions"] = {
+            DECODED: {
+                "receive": call._receive,
+                "send": call._send,
+                "decoded": (999, 2),
+                "teach": lambda number, description: decoders.append(number),
+            }
+        }
+        await call.run()
+        assert (call.status, call.answer.json()) == (200, "two")
+        assert decoders[0] == 0  # the old one is removed
+        assert app.controller.endpoints["m"].requests == 1
+
+
 async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
     async with up() as (app, client, _stage):
         call = Call(app, "/e", body=b"1", headers=[JSON], whole=False)
@@ -245,6 +278,21 @@ async def test_a_body_that_is_refused_is_not_copied():
         await client.shadow_traffic("e", "s", 1.0)
         assert (await ask(app, "/e", "text")).status == 422
         assert (await shadow_of(client)).sent == 0
+
+
+async def test_a_copy_of_a_stream_waits_for_no_answer(monkeypatch, app):
+    made, init = [], PrimaryAnswer.__init__
+    monkeypatch.setattr(PrimaryAnswer, "__init__", lambda one: made.append(one) or init(one))
+
+    app.backend("one", Code().steps)
+    app.backend("two", Code().steps)
+    app.route("m", backend="one", path="/m")
+    async with app.lifespan():
+        await app.controller.shadow_traffic("m", "two", 1.0, compare=lambda *_: True)
+        assert (await ask(app, "/m", 1)).status == 200
+        (answer,) = made
+        with anyio.fail_after(1):
+            await answer.ended.wait()
 
 
 async def figures(app):

@@ -1,4 +1,4 @@
-"""Bodies in other forms than JSON, and answers in them, as httpx sends and reads them."""
+"""Bodies in other forms than JSON, and answers in the forms that ``Accept`` chooses."""
 
 import gzip
 import io
@@ -73,6 +73,19 @@ async def app(anyio_backend):
     @app.endpoint("/form")
     async def read_form(items: list[Request]) -> list[list]:
         return [list(await one.form()) for one in items]
+
+    @app.get("/value")
+    def value() -> dict[str, int]:
+        return {"a": 1}
+
+    @app.get("/bytes")
+    def some_bytes() -> bytes:
+        return b"abc"
+
+    @app.get("/steps")
+    async def steps():
+        yield 1
+        yield 2
 
     @app.endpoint("/broken")
     def broken(items: list[int]) -> list:
@@ -254,6 +267,33 @@ async def test_accept_says_how_an_array_is_answered(app, accept, kind):
         "application/msgpack": ormsgpack.unpackb,
     }[kind](answer.body)
     assert value == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "media_type", "varies"),
+    [
+        ("/value", None, "application/json", False),
+        ("/value", "*/*", "application/json", False),
+        ("/value", "application/json", "application/json", False),
+        ("/value", "application/json, */*;q=0.1", "application/json", True),
+        ("/value", "application/x-npy", "application/json", True),
+        ("/value", "application/msgpack", "application/msgpack", True),
+        ("/array", None, "application/json", False),
+        ("/array", "application/x-npy", "application/x-npy", True),
+        ("/array", "text/html", "application/json", True),
+        ("/bytes", "application/msgpack", "application/octet-stream", False),
+        ("/steps", None, "text/event-stream; charset=utf-8", True),
+        ("/steps", "application/x-ndjson", "application/x-ndjson; charset=utf-8", True),
+        ("/steps", "application/json", "application/json", True),
+        ("/steps", "text/html", "application/problem+json", True),
+    ],
+)
+async def test_an_answer_varies_if_its_form_was_chosen(app, path, accept, media_type, varies):
+    headers = [] if accept is None else [("accept", accept)]
+    asked = {"item": [1, 2]} if path == "/array" else {"method": "GET"}
+    answer = await ask(app, path, **asked, headers=headers)
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers.get("vary") == ("accept" if varies else None)
 
 
 @pytest.mark.one_loop
