@@ -90,10 +90,7 @@ OF_OTHERS = {
     ],
     "jsonschema": ["http/openapi/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
-    "openai": [
-        "http/openai_api/test_openai_clients.py",
-        "examples/test_served_language_model.py",
-    ],
+    "openai": ["examples/test_served_language_model.py"],
     "openapi_spec_validator": ["http/openapi/test_openapi.py"],
     "schemathesis": ["http/openapi/test_openapi_conformance.py"],
     "tritonclient": ["http/oip/test_oip_clients.py"],
