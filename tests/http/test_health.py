@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import shoal
-from handlers import double
+from handlers import asking, double
 from serving.scenes import Stage
 from shoal.core.histogram import NO_ENDPOINT, TIME_BOUNDS_S
 from shoal.errors import ReplicaNotStarted
@@ -193,8 +193,7 @@ async def test_a_stream_whose_client_leaves_halfway_was_left(app):
         await anyio.sleep_forever()
 
     app.endpoint("/x", name="x")(endless)
-    call = Call(app, "/x", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/x", 1) as [call]:
         await settle()
         assert ended(app) == {}
         call.leave()

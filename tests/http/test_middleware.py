@@ -13,9 +13,9 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 import shoal
-from handlers import double
+from handlers import ask_once, asking, double
 from shoal.http.app.middleware import within
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import Call, ask
 from socket_in_memory import opened
 
 ORIGIN = [("origin", "https://page.example")]
@@ -53,8 +53,7 @@ async def test_the_first_is_the_outermost_and_all_stand_before_endpoints_and_mou
 async def test_the_applications_own_routes_are_not_behind_it(page):
     passed = []
     app = make([noting("outer", passed)])
-    async with app.lifespan():
-        assert (await ask(app, f"/-/{page}", method="GET")).status == 200
+    assert (await ask_once(app, f"/-/{page}", method="GET")).status == 200
     assert passed == []
 
 
@@ -93,7 +92,7 @@ class Passing(BaseHTTPMiddleware):
         return await call_next(request)
 
 
-async def asking(server, version, path="/a", method="GET", body=b""):
+async def sent_to(server, version, path="/a", method="GET", body=b""):
     """Returns the stream of a connection that has sent a request, of HTTP/1.1 or HTTP/2."""
     stream = await server.connect()
     if version == 1:
@@ -136,7 +135,7 @@ async def test_a_client_that_leaves_behind_starlettes_middleware_is_no_error(ver
 
     app.mount("/site", site)
     async with live(app) as server:
-        stream = await asking(server, version, path, method="POST", body=b"1")
+        stream = await sent_to(server, version, path, method="POST", body=b"1")
         await began.wait()
         await stream.aclose()
         await left.wait()
@@ -155,8 +154,7 @@ async def test_on_other_servers_starlettes_middleware_gets_an_answer_though_the_
         await anyio.sleep_forever()
         return items
 
-    call = Call(app, "/hold", item=1)
-    async with app.lifespan(), calling(call):  # which raises what the application raises
+    async with asking(app, "/hold", 1) as [call]:  # which raises what the application raises
         await began.wait()
         call.leave()
         await call.returned.wait()
@@ -179,7 +177,7 @@ async def test_an_application_that_fails_once_its_client_left_is_a_line(version,
         raise KeyError("secret")
 
     async with live(app) as server:
-        stream = await asking(server, version)
+        stream = await sent_to(server, version)
         await began.wait()
         await stream.aclose()
         await left.wait()
@@ -206,7 +204,7 @@ async def test_what_fails_after_the_answer_is_an_error_though_its_client_has_lef
         raise KeyError("in the background")
 
     async with live(app) as server:
-        stream = await asking(server, version)
+        stream = await sent_to(server, version)
         await ended.wait()
         await stream.aclose()
         await anyio.wait_all_tasks_blocked()

@@ -10,7 +10,7 @@ import trio.testing
 from held_app import served
 
 import shoal
-from handlers import app_of
+from handlers import app_of, ask_once, ask_together, asking
 from shoal.asgi.http_options import HttpOptions
 from shoal.core.histogram import ItemTimes
 from shoal.http.json.endpoint import JsonCodec
@@ -20,7 +20,7 @@ from shoal.http.requests.protocol import StreamForm
 from shoal.http.requests.shared_parts import SharedParts
 from shoal.http.requests.streaming import _Relay
 from shoal.testing import settle
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import Call, ask
 
 WAIT_S = 1.0
 LINES = ("Accept", "application/x-ndjson")
@@ -229,8 +229,7 @@ class Words:
 async def test_a_stream_of_a_continuous_batch_is_sent_as_it_is_produced(headers, body):
     words = Words()
     app = app_of(words, "/it", name="it", fill="continuous", streams=True, max_batch_size=2)
-    call = Call(app, "/it", item="a", headers=headers)
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/it", "a", headers=headers) as [call]:
         await settle()
         assert call.sent == []
         words.gate.release()
@@ -253,10 +252,7 @@ async def test_calls_of_an_open_batch_get_their_results():
             request.finish(2 * request.item)
 
     app = app_of(handler, "/it", name="it", fill="open", max_batch_size=3, batch_wait_timeout_s=5)
-    calls = [Call(app, "/it", item=item) for item in range(4)]
-    async with app.lifespan(), calling(*calls):
-        for call in calls:
-            await call.returned.wait()
+    calls = await ask_together(app, "/it", *range(4))
     assert sizes == [3, 1]
     assert [call.answer.json() for call in calls] == [0, 2, 4, 6]
 
@@ -308,9 +304,7 @@ async def test_a_decorated_function_keeps_its_way_of_filling(app):
     with pytest.raises(TypeError, match="decorated"):
         app.endpoint("/other", fill="open")(counts)
     app.endpoint("/it", name="it")(counts)
-    async with app.lifespan():
-        answer = await ask(app, "/it", 7)
-    assert answer.body == b"data: 7\n\n" + END
+    assert (await ask_once(app, "/it", 7)).body == b"data: 7\n\n" + END
 
 
 def test_streams_are_for_batches_that_are_open(app):
@@ -435,9 +429,7 @@ async def test_of_items_that_are_there_already_none_follows_the_last():
 
 async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
     monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
-    app = app_of(steps, "/steps")
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of(steps), "/x", 1) as [call]:
         await settle()
         for value in "abc":
             steps.step(value)

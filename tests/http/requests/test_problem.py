@@ -11,7 +11,7 @@ from openai_app import events
 from starlette.exceptions import HTTPException
 
 import shoal
-from handlers import ask_once
+from handlers import ask_once, ask_together
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.problem import Problem, Refused, problem_of
 from shoal.testing import settle
@@ -98,10 +98,7 @@ async def test_an_http_exception_in_a_slot_is_its_callers_alone(app):
         return [HTTPException(404) if item else "fine" for item in items]
 
     app.endpoint("/x", max_batch_size=2, batch_wait_timeout_s=1)(handler)
-    bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)
-    async with app.lifespan(), calling(bad, good):
-        await bad.returned.wait()
-        await good.returned.wait()
+    bad, good = await ask_together(app, "/x", 1, 0)
     assert (bad.status, good.status) == (404, 200)
     assert "detail" not in bad.answer.json()
 
@@ -118,10 +115,7 @@ async def test_internals_are_shown_in_debug_mode_alone(debug):
 
 async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(caplog, app):
     app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)(failing(ValueError()))
-    calls = [Call(app, "/x", item=item) for item in range(3)]
-    async with app.lifespan(), calling(*calls):
-        for call in calls:
-            await call.returned.wait()
+    calls = await ask_together(app, "/x", 0, 1, 2)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage().startswith("x: batch 1 failed: ValueError, 3 of 3 requests (")
     # The frames of the handler, without those of Shoal that called it.
@@ -153,10 +147,8 @@ async def answered(app, path, items):
     ("chosen", "status"), [(HTTPException(404), 404), (shoal.errors.ItemTooLarge("x"), 413)]
 )
 async def test_the_line_names_requests_whose_answer_code_did_not_choose(
-    caplog, items, chosen, status
+    caplog, items, chosen, status, app
 ):
-    app = shoal.App()
-
     @app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)
     async def some(items: list[int]) -> list[int]:
         return [{0: chosen, 5: ValueError("no")}.get(i, i) for i in items]

@@ -9,6 +9,7 @@ from live_server import Http2Client, live, read_until, request
 from starlette.exceptions import HTTPException
 
 import shoal
+from handlers import ask_together, asking
 from shoal.core.histogram import LEFT
 from shoal.http.json.stream_forms import accepted
 from shoal.testing import settle
@@ -34,9 +35,7 @@ async def answered(steps, *values, method="POST", headers=(), **settings):
 
 
 async def test_server_sent_events_are_sent_as_they_are_produced(steps):
-    app = app_of_steps(steps)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps), "/steps", 1) as [call]:
         await settle()
         assert call.sent == []
         steps.step("a")
@@ -90,10 +89,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
         yield [2, 2]
 
     app = app_of_steps(mixed, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
-    bad, good = Call(app, "/steps", item=1), Call(app, "/steps", item=2)
-    async with app.lifespan(), calling(bad, good):
-        await bad.returned.wait()
-        await good.returned.wait()
+    bad, good = await ask_together(app, "/steps", 1, 2)
     assert b"event: error" in bad.body
     assert b'data: "fine"' in good.body
     assert good.body.endswith(b"event: end\ndata: {}\n\n")
@@ -104,9 +100,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     [([], b":\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
 )
 async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
-    app = app_of_steps(steps, heartbeat_s=4)
-    call = Call(app, "/steps", item=1, headers=headers)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, heartbeat_s=4), "/steps", 1, headers=headers) as [call]:
         await call.until(lambda call: call.body == heartbeat)
         assert anyio.current_time() == pytest.approx(4)
         assert call.status == 200
@@ -119,8 +113,7 @@ async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
 
 async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again(steps):
     app = app_of_steps(steps, heartbeat_s=4)
-    call = Call(app, "/steps?items=1", method="GET")
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/steps?items=1", ..., method="GET") as [call]:
         await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n")
         await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n:\n")
         call.leave()
@@ -149,9 +142,7 @@ async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
 
 
 async def test_an_error_after_a_heartbeat_is_an_event(steps):
-    app = app_of_steps(steps, heartbeat_s=4)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, heartbeat_s=4), "/steps", 1) as [call]:
         await call.until_sent(b":\n")
         steps.step(ValueError())
         await call.returned.wait()
@@ -160,8 +151,7 @@ async def test_an_error_after_a_heartbeat_is_an_event(steps):
 
 async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     app = app_of_steps(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
-    leaver, mate = (Call(app, "/steps", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(leaver, mate):
+    async with asking(app, "/steps", 1, 2) as [leaver, mate]:
         steps.step("a")
         await leaver.until_sent(b"a")
         leaver.leave()
@@ -193,9 +183,7 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
 
 
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
-    app = app_of_steps(steps, send_timeout_s=3)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, send_timeout_s=3), "/steps", 1) as [call]:
         steps.step("a")
         await call.until_sent(b"a")
         await anyio.sleep(5)
@@ -209,9 +197,7 @@ async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(ste
 
 
 async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
-    app = app_of_steps(steps, send_timeout_s=3, heartbeat_s=20)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, send_timeout_s=3, heartbeat_s=20), "/steps", 1) as [call]:
         steps.step("a")
         await call.until_sent(b"a")
         call.stop_reading()
