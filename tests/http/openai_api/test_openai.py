@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
-from handlers import ask_once
+from handlers import app_of, ask_once, asking
 from shoal.http.openai import OpenAI
 from shoal.http.openai.texts.text_job import SPECIAL
 from shoal.http.requests.disconnects import UNNOTICED_S
@@ -27,8 +27,6 @@ from shoal.testing.asgi import Call, ask, calling
 COMPLETIONS = "/v1/completions"
 CHATS = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
-
-
 USAGE = {"stream_options": {"include_usage": True}}
 
 
@@ -368,11 +366,9 @@ async def test_a_template_that_gives_no_text_fails_its_own_caller_alone(more):
         batches.append(list(prompts))
         return [prompt.upper() for prompt in prompts]
 
-    async with app.lifespan():
-        neighbour = Call(app, COMPLETIONS, item={"model": "upper", "prompt": "a"})
-        async with calling(neighbour):
-            status, error = await refused(app, {"model": "upper", "messages": HI, **more}, CHATS)
-            await anyio.sleep(2)
+    async with asking(app, COMPLETIONS, {"model": "upper", "prompt": "a"}) as [neighbour]:
+        status, error = await refused(app, {"model": "upper", "messages": HI, **more}, CHATS)
+        await anyio.sleep(2)
     assert (status, error["type"]) == (500, "server_error")
     assert error["message"] == "The chat template gave no text, but NoneType"
     assert batches == [["a"]]
@@ -418,15 +414,15 @@ async def test_embeddings(app):
     assert struct.unpack("<2f", vector) == (2.0, 0.5)
 
 
-async def test_embeddings_are_one_batch():
-    app, sizes = shoal.App(protocols=["openai"]), []
+async def test_embeddings_are_one_batch(openai):
+    sizes = []
 
+    @openai.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)
     async def embed(texts: list[str]) -> list[list[float]]:
         sizes.append(len(texts))
         return [[1.0]] * len(texts)
 
-    app.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)(embed)
-    await ask_once(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
+    await ask_once(openai, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
     assert sizes == [8]
 
 
@@ -438,9 +434,8 @@ async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is
         return [prompt.upper() for prompt in prompts]
 
     openai.endpoint("/upper", name="upper", max_batch_size=2, max_queued_requests=2)(upper)
-    async with openai.lifespan():
-        given = {"model": "upper", "prompt": "a", "stream": is_stream, **asked}
-        answer = await ask(openai, COMPLETIONS, given)
+    given = {"model": "upper", "prompt": "a", "stream": is_stream, **asked}
+    answer = await ask_once(openai, COMPLETIONS, given)
     assert answer.status == 200
     if is_stream:
         assert answer.body.count(b'"text":"A"') == 7
@@ -600,15 +595,13 @@ async def test_overload_says_when_to_come_back():
         return prompts
 
     app.endpoint("/held", name="held", max_batch_size=1, max_queued_requests=0)(held)
-    async with app.lifespan():
-        first = Call(app, COMPLETIONS, item={"model": "held", "prompt": "a"})
-        async with calling(first):
-            await settle()
-            answer = await ask(app, COMPLETIONS, {"model": "held", "prompt": "a"})
-            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-            assert answer.json()["error"]["type"] == "rate_limit_error"
-            first.leave()
+    async with asking(app, COMPLETIONS, {"model": "held", "prompt": "a"}) as [first]:
+        await settle()
+        answer = await ask(app, COMPLETIONS, {"model": "held", "prompt": "a"})
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        first.leave()
 
 
 async def test_a_prompt_that_is_too_long_is_the_clients_mistake(openai):
@@ -657,15 +650,14 @@ async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed(opena
 async def test_a_client_that_is_silent_gets_heartbeats():
     app = openai_app(heartbeat_s=3, models=["writer"])
     app.writer.is_held = True
-    async with app.lifespan():
-        call = Call(app, COMPLETIONS, item={"model": "writer", "prompt": "a b", "stream": True})
-        async with calling(call):
-            await anyio.sleep(7)
-            assert call.body == b":\n" * 2
-            app.writer.is_held = False
-            app.writer.step()
-            await call.returned.wait()
-        assert text_of(events(call.body))[0] == {0: "a b "}
+    asked = {"model": "writer", "prompt": "a b", "stream": True}
+    async with asking(app, COMPLETIONS, asked) as [call]:
+        await anyio.sleep(7)
+        assert call.body == b":\n" * 2
+        app.writer.is_held = False
+        app.writer.step()
+        await call.returned.wait()
+    assert text_of(events(call.body))[0] == {0: "a b "}
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}])
@@ -677,9 +669,8 @@ async def test_heartbeats_do_not_end_the_call_of_a_model_that_does_not_stream(mo
         await anyio.sleep(7)
         return [prompt.upper() for prompt in prompts]
 
-    async with app.lifespan():
-        asked = {"model": "slow", "prompt": "a", "stream": True, **more}
-        answer = await ask(app, COMPLETIONS, asked)
+    asked = {"model": "slow", "prompt": "a", "stream": True, **more}
+    answer = await ask_once(app, COMPLETIONS, asked)
     assert answer.body.startswith(b":\n" * 2 + b"data: ")
     assert text_of(events(answer.body))[0] == dict.fromkeys(range(more.get("n", 1)), "A")
 
@@ -769,14 +760,9 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
             raise RuntimeError("secret")
         return 1
 
-    app = shoal.App(protocols=[OpenAI(count_tokens=count)])
-
-    @app.endpoint("/upper", name="upper")
-    async def upper(prompts: list[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
-
-    asked = {"model": "upper", "prompt": "a b", "stream_options": {"include_usage": True}}
-    answer = await ask_once(app, COMPLETIONS, {**asked, "stream": True, **more})
+    app = openai_app(OpenAI(count_tokens=count), models=["upper"])
+    asked = {"model": "upper", "prompt": "a b", "stream": True, **USAGE, **more}
+    answer = await ask_once(app, COMPLETIONS, asked)
     if more:
         assert events(answer.body)[-1]["error"]["type"] == "server_error"
     else:
@@ -784,15 +770,12 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
 
 
 async def embedded(result, form, *, inputs="a"):
-    app = shoal.App(protocols=["openai"])
-
-    @app.endpoint("/embed", name="embed")
     async def embed(texts: list[str]) -> list:
         return [result for _ in texts]
 
-    async with app.lifespan():
-        asked = {"model": "embed", "input": inputs, "encoding_format": form}
-        return await ask(app, "/v1/embeddings", asked)
+    app = app_of(embed, name="embed", settings={"protocols": ["openai"]})
+    asked = {"model": "embed", "input": inputs, "encoding_format": form}
+    return await ask_once(app, "/v1/embeddings", asked)
 
 
 @pytest.mark.one_loop
