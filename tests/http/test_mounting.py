@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 import shoal
+from handlers import ask_once
 from shoal.errors import LifespanFailed
 from shoal.testing.asgi import ask
 
@@ -137,21 +138,19 @@ async def test_what_middleware_says_of_a_request_stays_in_its_state():
 
     outer = shoal.App(middleware=[telling])
     outer.mount("/api", inner, lifespan=True)
-    async with outer.lifespan():
-        assert (await ask(outer, "/api/user", method="GET")).json() == ["eel", "api"]
+    assert (await ask_once(outer, "/api/user", method="GET")).json() == ["eel", "api"]
 
 
-async def test_lifespans_start_as_they_were_mounted_and_end_in_reverse():
+async def test_lifespans_start_as_they_were_mounted_and_end_in_reverse(app):
     log = []
-    outer = shoal.App()
     for prefix in ("/b", "/a/long/one", "/", "/cc"):
-        outer.mount(prefix, api(log, prefix), lifespan=True)
-    async with outer.lifespan():
+        app.mount(prefix, api(log, prefix), lifespan=True)
+    async with app.lifespan():
         pass
     order = ["/b", "/a/long/one", "/", "/cc"]
     opens = [f"{prefix} opens" for prefix in order]
     assert log == [*opens, *(f"{prefix} closes" for prefix in reversed(order))]
-    answer = await ask(outer, "/-/routes", method="GET")
+    answer = await ask(app, "/-/routes", method="GET")
     assert answer.json()["mounts"] == order
 
 
@@ -231,8 +230,7 @@ async def test_an_application_without_a_lifespan_may_be_mounted_so(outer):
         await PlainTextResponse("plain")(scope, receive, send)
 
     outer.mount("/plain", plain, lifespan=True)
-    async with outer.lifespan():
-        assert (await ask(outer, "/plain/x", method="GET")).body == b"plain"
+    assert (await ask_once(outer, "/plain/x", method="GET")).body == b"plain"
 
 
 async def test_its_lifespan_is_not_run_unless_asked_for(outer):

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from websockets.sync.client import connect
 
+from handlers import ask_once
 from observe.spans import Spans, events, ids, linked, new_spans, traced_app  # noqa: F401
 from shoal.http_client import HttpClient
 from shoal.observe import instrument
@@ -225,9 +226,7 @@ async def test_a_websocket_is_one_span_with_the_requests_on_it(spans):
 
 
 async def test_an_unknown_method_is_not_a_name(spans):
-    app = traced_app(spans)
-    async with app.lifespan():
-        await ask(app, "/double/a", method="RANDOM1")
+    await ask_once(traced_app(spans), "/double/a", method="RANDOM1")
     assert spans.one("HTTP").attributes["http.request.method"] == "_OTHER"
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 import shoal
+from handlers import ask_once
 from serving import plain_code
 from shoal.errors import NameTaken
 from shoal.http.requests.dispatch import PathTable
@@ -89,8 +90,7 @@ async def test_the_application_s_own_paths_match_no_parameters(app):
 @pytest.mark.parametrize("value", ["9" * 5000, "12\n", "-1", "1.0", ""])
 async def test_a_value_that_can_not_be_converted_is_not_found(value, app):
     app.endpoint("/{id:int}")(told)
-    async with app.lifespan():
-        assert (await ask(app, f"/{value}", 1)).status == 404
+    assert (await ask_once(app, f"/{value}", 1)).status == 404
 
 
 async def test_other_methods_and_a_closed_application_are_told(app):

@@ -88,17 +88,9 @@ async def test_the_time_limit_is_a_header_of_seconds():
 
 
 def as_bytes(item: int) -> bytes: ...
-
-
 def as_bytes_or_text(item: int) -> bytes | str: ...
-
-
 def as_array(item: int) -> np.ndarray: ...
-
-
 def as_anything(item: int) -> Any: ...
-
-
 def as_number(item: int) -> int: ...
 
 
