@@ -294,16 +294,12 @@ async def test_a_batched_function_whose_backend_was_deleted_is_closed(app):
 # Code for the other event loop is told by its failure, with the option that mends it
 
 
-def asyncio_sleep():
-    return asyncio.sleep(0.001)
-
-
 async def asyncio_event():
     asyncio.get_running_loop()
 
 
 FOR_THE_OTHER = {
-    "trio": [asyncio_sleep, asyncio_event],
+    "trio": [partial(asyncio.sleep, 0.001), asyncio_event],
     "asyncio": [partial(trio.sleep, 0.001), trio.lowlevel.checkpoint],
 }
 
@@ -311,24 +307,19 @@ FOR_THE_OTHER = {
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("streams", [False, True])
 async def test_the_log_names_the_option_once_an_endpoint(
-    number, streams, caplog, anyio_backend_name
+    number, streams, caplog, anyio_backend_name, app
 ):
     wait = FOR_THE_OTHER[anyio_backend_name][number]
-    app = shoal.App()
 
-    if streams:
+    async def steps(items: list[int]):
+        await wait()
+        yield items
 
-        @app.endpoint("/e")
-        async def e(items: list[int]):
-            await wait()
-            yield items
-    else:
+    async def whole(items: list[int]) -> list[int]:
+        await wait()
+        return items
 
-        @app.endpoint("/e")
-        async def e(items: list[int]) -> list[int]:
-            await wait()
-            return items
-
+    app.endpoint("/e", name="e")(steps if streams else whole)
     async with app.lifespan():
         for _ in range(3):
             assert (await ask(app, "/e", 1)).status == 500

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from held_app import metrics_of
 
 import shoal
 from serving.scenes import Gated, Stage, echo, failing
@@ -36,10 +36,6 @@ async def beside(client, tag, code=echo, **config):
 
 async def named(items: list[int]) -> list[str]:
     return [shoal.current_backend_tag()] * len(items)
-
-
-def kind_of(answer):
-    return answer.status, answer.json()["type"].removeprefix("urn:shoal:problem:")
 
 
 class Code:
@@ -122,7 +118,7 @@ async def test_a_method_of_its_own_may_answer_by_a_stream():
 async def test_what_is_no_method_for_callers_is_not_found(method):
     async with up(Code) as (app, client, stage):
         answer = await ask(app, "/e", 3, **asked(method))
-        assert kind_of(answer) == (404, "no-such-method")
+        assert (answer.status, answer.json()["type"][-14:]) == (404, "no-such-method")
         assert b"negative" not in answer.body
         with pytest.raises(shoal.errors.NoSuchName, match="negative"):  # code of ours may be told
             await (await client.get_handle("e")).options(method_name=method).call(3)
@@ -295,15 +291,6 @@ async def test_a_copy_of_a_stream_waits_for_no_answer(monkeypatch, app):
             await answer.ended.wait()
 
 
-async def figures(app):
-    text = (await ask(app, "/-/metrics", method="GET")).body.decode()
-    return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 async def test_a_stream_that_fails_is_one_error():
     async def broken(items: list[int]):
         yield items
@@ -313,16 +300,16 @@ async def test_a_stream_that_fails_is_one_error():
         assert b"event: error" in (await ask(app, "/e", 1)).body
         endpoint = client.endpoints["e"]
         assert (endpoint.requests, endpoint.errors) == (1, 1)
-        labels = ("endpoint", "e"), ("outcome", "failed"), ("protocol", "json")
-        assert (await figures(app))["shoal_request_seconds_count", *labels] == 1
+        labels = 'endpoint="e",outcome="failed",protocol="json"'
+        assert f"shoal_request_seconds_count{{{labels}}} 1.0" in await metrics_of(app)
 
 
 async def test_each_series_is_there_once_whatever_backends_are_called():
     async with up(Code) as (app, client, _stage):
         await beside(client, "b.negative")
         await ask(app, "/e", 1, **asked("negative"))
-        text = (await ask(app, "/-/metrics", method="GET")).body.decode()
-        series = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] != "#"]
+        lines = (await metrics_of(app)).splitlines()
+        series = [line.rpartition(" ")[0] for line in lines if line[:1] != "#"]
         assert sorted(series) == sorted(set(series))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from held_app import answers_counted, counted, served, statistics
+from held_app import answers_counted, counted, metrics_of, served, statistics
 from server_in_memory import Wire, asked, serving
 from starlette.responses import PlainTextResponse, Response
 
@@ -20,7 +20,6 @@ from shoal.core.request import DispatchReason
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminMount, AppAdmin
 from shoal.testing import settle
-from shoal.testing.asgi import ask
 
 
 def admin_of(app):
@@ -111,18 +110,6 @@ async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
 
 
 FLOOD = 500
-
-
-def taking_all_paths(**options):
-    app = shoal.App(**options)
-
-    @app.endpoint("/{any:path}", name="any", methods=("GET", "POST"))
-    async def take(items: list[bytes]) -> list[str]:
-        return ["taken"] * len(items)
-
-    return app
-
-
 OF_ADMINS = [
     *("/-/api/status", "/-/api%2fstatus", "/%2d/api/status", "/-/%61pi/status", "/-%2Fapi/status"),
     *("/-/api/../api/status", "http://shoal.test/-/api/status"),
@@ -132,9 +119,12 @@ OF_ENDPOINTS = ["//-/api/status", "/./-/api/status", "/a/../-/api/status"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_the_admin_api_wants_its_token_however_its_path_is_written(method):
-    app = taking_all_paths()
-    async with app.lifespan(), serving(AppAdmin(app, token="x" * 32, allowed_modules=())) as server:
+async def test_the_admin_api_wants_its_token_however_its_path_is_written(method, app):
+    @app.endpoint("/{any:path}", name="any", methods=("GET", "POST"))
+    async def take(items: list[bytes]) -> list[str]:
+        return ["taken"] * len(items)
+
+    async with app.lifespan(), serving(with_the_admin_api(app)) as server:
         for status, targets in ((401, OF_ADMINS), (404, NOWHERE), (200, OF_ENDPOINTS)):
             for target in targets:
                 client = await server.ask(target, method=method)
@@ -363,7 +353,7 @@ async def test_clients_in_closed_loops_are_gathered_again(path, clients, rounds)
         app.endpoint(path, max_batch_size=MOST, placement="task", regather=regather)(code)
         async with served(app) as server:
             await in_loops(server, path, clients, rounds)
-            metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
+            metrics = await metrics_of(app)
         count = model.reasons.count(DispatchReason.REGATHER)
         labels = f'backend="{path[1:]}",method="__call__",reason="regather"'
         assert f"shoal_batches_total{{{labels}}} {float(count)}" in metrics

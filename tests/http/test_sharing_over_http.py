@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from held_app import counted, served
+from held_app import counted, metrics_of, served
 
 import shoal
 from shoal.testing import settle
@@ -111,7 +111,7 @@ async def test_hits_are_counted():
         request = ("/unary", {"value": 3}, {})
         await asked_together(slow.app, request, request)
         await asked_together(slow.app, request)
-        metrics = (await ask(slow.app, "/-/metrics", method="GET")).body.decode()
+        metrics = await metrics_of(slow.app)
     assert 'shoal_shared_requests_total{backend="unary",method="__call__"} 1.0' in metrics
     assert 'shoal_cache_hits_total{backend="unary",method="__call__"} 1.0' in metrics
     assert (

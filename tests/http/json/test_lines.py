@@ -195,20 +195,14 @@ async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns(seen):
         assert max(map(len, seen.batches)) == 4
 
 
-async def test_an_overload_is_one_response(app):
-    go = anyio.Event()
-
-    @app.endpoint("/x", max_batch_size=1, max_queued_requests=1)
-    async def held(items: list[int]) -> list[int]:
-        await go.wait()
-        return items
-
+async def test_an_overload_is_one_response(app, held):
+    app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=1)(held)
     async with asking(app, "/x", 0, 0) as [_first, second]:
         await settle()
         answer = await sent(app, "/x", body_of(1, 2))
         assert (answer.status, answer.json()["type"]) == (503, "urn:shoal:problem:overloaded")
         assert "retry-after" in answer.headers
-        go.set()
+        held.go.set()
         await second.returned.wait()
 
 

@@ -206,6 +206,7 @@ async def test_classes(app, text, label, probs, labels):
     assert body["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
 
 
+RANK = {"model": "rank", "query": "q", "documents": ["a"]}
 WRONG = [
     (RERANK, {"model": "rank", "query": "q", "documents": []}, 400, "documents"),
     (RERANK, {"model": "rank", "query": "q", "documents": ["a"] * 2049}, 400, "documents"),
@@ -213,13 +214,8 @@ WRONG = [
     (RERANK, {"model": "rank", "query": "q", "documents": [1]}, 400, "documents.0"),
     (RERANK, {"model": "rank", "query": "q"}, 400, "documents"),
     (RERANK, {"model": "rank", "documents": ["a"]}, 400, "query"),
-    (RERANK, {"model": "rank", "query": "q", "documents": ["a"], "top_n": 0}, 400, "top_n"),
-    (
-        RERANK,
-        {"model": "rank", "query": "q", "documents": ["a"], "rank_fields": ["x"]},
-        400,
-        "rank_fields",
-    ),
+    (RERANK, {**RANK, "top_n": 0}, 400, "top_n"),
+    (RERANK, {**RANK, "rank_fields": ["x"]}, 400, "rank_fields"),
     (RERANK, {"model": "classes", "query": "q", "documents": ["a"]}, 404, "model"),
     (RERANK, {"model": "pieces", "query": "q", "documents": ["a"]}, 400, "model"),
     (RERANK, {"model": "parameters", "query": "q", "documents": ["x"]}, 400, "model"),

@@ -66,14 +66,6 @@ async def landed(app, *headers, **asked):
     return links, calls.strip().splitlines()
 
 
-async def guarding(scope, receive, send):
-    await PlainTextResponse("no", 401)(scope, receive, send)
-
-
-def guard(_app):
-    return guarding
-
-
 async def test_the_page_at_the_root_shows_how_to_call_what_is_served(paged):
     async with paged.lifespan():
         links, calls = await landed(paged, ("host", "fish.test:8000"))
@@ -213,7 +205,7 @@ async def test_it_may_be_turned_off():
 
 
 async def test_the_pages_for_callers_are_guarded_as_the_endpoints_are(paged):
-    guarded = shoal.App(middleware=[guard])
+    guarded = shoal.App(middleware=[lambda _app: PlainTextResponse("no", 401)])
     guarded.endpoint("/double")(double)
     for path in ("/", "/double", "/-/docs", "/-/openapi.json", "/-/docs/start.js"):
         assert (await get(guarded, path)).status == 401
