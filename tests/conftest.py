@@ -92,7 +92,6 @@ OF_OTHERS = {
     "limits": ["examples/test_access.py"],
     "openai": ["examples/test_served_language_model.py"],
     "openapi_spec_validator": ["http/openapi/test_openapi.py"],
-    "schemathesis": ["http/openapi/test_openapi_conformance.py"],
     "tritonclient": ["http/oip/test_oip_clients.py"],
 }
 collect_ignore = [

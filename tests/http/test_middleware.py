@@ -5,7 +5,7 @@ import logging
 import anyio
 import pytest
 from live_server import Http2Client, live, request
-from openai_app import events, text_of
+from openai_app import COMPLETIONS, HI, events, text_of
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -216,8 +216,6 @@ async def test_what_fails_after_the_answer_is_an_error_though_its_client_has_lef
 # ``request.metadata`` has the caller that middleware has found out, whatever the protocol
 
 
-COMPLETIONS = "/v1/completions"
-HI = [{"role": "user", "content": "hi"}]
 COD = [("x-user", "cod")]
 CALLERS = {"cod: read write": COD, ": ": []}
 

@@ -236,17 +236,13 @@ async def test_a_file_in_a_form_is_not_unpacked():
 
 # Rules 2 and 3: methods by name, hosts and origins.
 
+READ_ONLY = [
+    *("/v1/models", "/v1/models/text", "/v2", "/v2/health/live", "/v2/health/ready"),
+    *("/v2/models/any", "/v2/models/any/ready", "/-/openapi.json", "/-/docs"),
+]
 OF_PROTOCOLS = {
     **{way.path: {"POST", "OPTIONS"} for way in WAYS.values() if way.error == "error"},
-    "/v1/models": {"GET", "HEAD", "OPTIONS"},
-    "/v1/models/text": {"GET", "HEAD", "OPTIONS"},
-    "/v2": {"GET", "HEAD", "OPTIONS"},
-    "/v2/health/live": {"GET", "HEAD", "OPTIONS"},
-    "/v2/health/ready": {"GET", "HEAD", "OPTIONS"},
-    "/v2/models/any": {"GET", "HEAD", "OPTIONS"},
-    "/v2/models/any/ready": {"GET", "HEAD", "OPTIONS"},
-    "/-/openapi.json": {"GET", "HEAD", "OPTIONS"},
-    "/-/docs": {"GET", "HEAD", "OPTIONS"},
+    **{path: {"GET", "HEAD", "OPTIONS"} for path in READ_ONLY},
     "/": {"GET", "HEAD"},
 }
 METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT"]

@@ -37,10 +37,7 @@ def with_the_admin_api(app):
 @pytest.mark.parametrize("serve_it", [itself, with_the_admin_api, admin_of])
 async def test_many_calls_wait_in_one_batch(held_app, held, serve_it):
     async with held_app.lifespan(), serving(serve_it(held_app)) as server:
-        clients = [server.connect() for _ in range(100)]
-        for client in clients:
-            client.ask("/held", 1)
-        await settle()
+        clients = await server.ask_together("/held", *[1] * 100)
         assert server.counts() == (100, 0)
         assert server.shared.running == 100
         await held.let_go()

@@ -11,7 +11,18 @@ from typing import Annotated
 import anyio
 import numpy as np
 import pytest
-from openai_app import Options, events, openai_app, text_of
+from openai_app import (
+    CHATS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    HI,
+    USAGE,
+    Options,
+    events,
+    openai_app,
+    streamed,
+    text_of,
+)
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
@@ -23,11 +34,6 @@ from shoal.http.openai.texts.text_job import SPECIAL
 from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
-
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
-HI = [{"role": "user", "content": "hi"}]
-USAGE = {"stream_options": {"include_usage": True}}
 
 
 def usage_of(prompt_tokens, tokens):
@@ -58,13 +64,6 @@ async def completed(app, model, prompt, **more):
     answer = await ask(app, COMPLETIONS, {"model": model, "prompt": prompt, **more})
     assert answer.status == 200, answer.body
     return answer.json()
-
-
-async def streamed(app, path=COMPLETIONS, **asked):
-    answer = await ask(app, path, {"stream": True, **asked})
-    assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    return events(answer.body)
 
 
 async def refused(app, asked, path=COMPLETIONS):
@@ -398,7 +397,7 @@ async def test_the_models(app):
 
 async def test_embeddings(app):
     asked = {"model": "embed", "input": ["aa", "b c"]}
-    body = (await ask(app, "/v1/embeddings", asked)).json()
+    body = (await ask(app, EMBEDDINGS, asked)).json()
     assert body == {
         "object": "list",
         "data": [
@@ -409,7 +408,7 @@ async def test_embeddings(app):
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }
     asked |= {"input": "aa", "encoding_format": "base64"}
-    body = (await ask(app, "/v1/embeddings", asked)).json()
+    body = (await ask(app, EMBEDDINGS, asked)).json()
     vector = base64.b64decode(body["data"][0]["embedding"])
     assert struct.unpack("<2f", vector) == (2.0, 0.5)
 
@@ -422,7 +421,7 @@ async def test_embeddings_are_one_batch(openai):
         sizes.append(len(texts))
         return [[1.0]] * len(texts)
 
-    await ask_once(openai, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
+    await ask_once(openai, EMBEDDINGS, {"model": "embed", "input": list("abcdefgh")})
     assert sizes == [8]
 
 
@@ -443,7 +442,7 @@ async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is
         assert [one["text"] for one in answer.json()["choices"]] == ["A"] * 7
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queue(path, openai):
     async def slow(texts: list[str]) -> list[str] | list[list[float]]:
         await anyio.sleep(1)
@@ -473,9 +472,9 @@ async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queu
 
 async def test_as_many_inputs_as_promised_are_taken_by_an_idle_server(app):
     asked = {"model": "embed", "input": ["a"] * 2048}
-    answer = await ask(app, "/v1/embeddings", asked)
+    answer = await ask(app, EMBEDDINGS, asked)
     assert (answer.status, len(answer.json()["data"])) == (200, 2048)
-    status, error = await refused(app, {**asked, "input": ["a"] * 2049}, "/v1/embeddings")
+    status, error = await refused(app, {**asked, "input": ["a"] * 2049}, EMBEDDINGS)
     assert status == 400
     assert error["message"].endswith("There must be 1 to 2048 inputs, and there are 2049")
 
@@ -494,7 +493,7 @@ def chat(messages=HI, **more):
 
 
 def embedding(**more):
-    return "/v1/embeddings", {"model": "embed", "input": "a", **more}
+    return EMBEDDINGS, {"model": "embed", "input": "a", **more}
 
 
 REFUSED = [
@@ -775,7 +774,7 @@ async def embedded(result, form, *, inputs="a"):
 
     app = app_of(embed, name="embed", settings={"protocols": ["openai"]})
     asked = {"model": "embed", "input": inputs, "encoding_format": form}
-    return await ask_once(app, "/v1/embeddings", asked)
+    return await ask_once(app, EMBEDDINGS, asked)
 
 
 @pytest.mark.one_loop
@@ -858,7 +857,7 @@ async def test_all_inputs_of_a_request_go_to_one_backend(openai):
     async with openai.lifespan():
         for _ in range(8):
             asked = {"model": "embed", "input": ["a"] * 16}
-            found = (await ask(openai, "/v1/embeddings", asked)).json()["data"]
+            found = (await ask(openai, EMBEDDINGS, asked)).json()["data"]
             assert len({tuple(one["embedding"]) for one in found}) == 1
         endpoint = openai.controller.endpoints["embed"]
         assert (endpoint.requests, endpoint.errors) == (8, 0)

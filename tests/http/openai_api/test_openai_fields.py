@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from openai_app import Everything, events, openai_app, upper
+from openai_app import CHATS, COMPLETIONS, EMBEDDINGS, HI, Everything, events, openai_app, upper
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -17,10 +17,6 @@ from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.one_loop
 
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
-HI = [{"role": "user", "content": "hi"}]
 A_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 AN_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 

@@ -7,7 +7,7 @@ import pytest
 import text_code
 from hypothesis import given
 from hypothesis import strategies as st
-from openai_app import events, openai_app, text_of
+from openai_app import CHATS, COMPLETIONS, HI, USAGE, events, openai_app, streamed, text_of
 from pydantic import BaseModel, field_validator
 
 import shoal
@@ -18,11 +18,6 @@ from shoal.http.openai.texts.chats import ChatJob
 from shoal.http.openai.texts.results import TextEnd, TextOutput
 from shoal.http.openai.texts.text_job import Prompts
 from shoal.testing.asgi import ask
-
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
-HI = [{"role": "user", "content": "hi"}]
-USAGE = {"stream_options": {"include_usage": True}}
 
 
 class Place(NamedTuple):
@@ -59,13 +54,6 @@ everywhere = pytest.mark.parametrize(
         for name, place in PLACES.items()
     ],
 )
-
-
-async def streamed(app, path, **asked):
-    answer = await ask(app, path, {"stream": True, **asked})
-    assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    return events(answer.body)
 
 
 @pytest.mark.real_time

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from openai_app import events
+from openai_app import COMPLETIONS, events
 from starlette.exceptions import HTTPException
 
 import shoal
@@ -268,7 +268,6 @@ async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplo
 # A caller is shown the cause of a failure with ``debug=True`` alone, in each protocol
 
 
-COMPLETIONS = "/v1/completions"
 # What the cause would be seen by, in lower case: its text, its type, and where it was raised.
 OF_CAUSE = ["sesame", "unheard", "raise ", "test_problem", "traceback"]
 
