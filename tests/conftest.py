@@ -83,7 +83,6 @@ OF_OTHERS = {
     "hatchling": ["test_release.py"],
     "kubernetes_validate": ["examples/test_deploy.py"],
     "fastapi": [
-        "http/json/test_refused_items.py",
         "http/test_mounting.py",
         "integrations/test_cancel_on_disconnect.py",
         "integrations/test_under_servers.py",

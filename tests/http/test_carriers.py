@@ -387,9 +387,19 @@ def test_a_websocket_is_carried(carrier):
         assert socket.subprotocol == "shoal.v1"
         socket.send('{"id": 1, "item": 100}')
         socket.send('{"id": 2, "item": 2}')
-        check_streams(socket)
+        found, ended = {1: [], 2: []}, set()
+        while len(ended) < 2:
+            message = json.loads(socket.recv())
+            if "next" in message:
+                found[message["id"]].append(message["next"])
+            else:
+                assert message["end"] is True
+                ended.add(message["id"])
+        assert found == {1: list(range(100)), 2: [0, 1]}
+    file = io.BytesIO()
+    np.save(file, np.array([1.5]))
     with open_websocket(carrier, "/double") as socket:
-        socket.send(b'{"id": 1}\n' + npy_of([1.5]))
+        socket.send(b'{"id": 1}\n' + file.getvalue())
         assert json.loads(socket.recv()) == {"id": 1, "result": [3.0]}
     item = next(NUMBERS)
     left = carrier.served.app.held.left[item]
@@ -398,21 +408,3 @@ def test_a_websocket_is_carried(carrier):
         assert json.loads(socket.recv()) == {"id": 1, "next": item}
         assert not left.is_set()
     assert left.wait(HANG_S)
-
-
-def npy_of(values):
-    file = io.BytesIO()
-    np.save(file, np.array(values))
-    return file.getvalue()
-
-
-def check_streams(socket):
-    found, ended = {1: [], 2: []}, set()
-    while len(ended) < 2:
-        message = json.loads(socket.recv())
-        if "next" in message:
-            found[message["id"]].append(message["next"])
-        else:
-            assert message["end"] is True
-            ended.add(message["id"])
-    assert found == {1: list(range(100)), 2: [0, 1]}

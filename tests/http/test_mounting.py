@@ -1,9 +1,11 @@
-"""`App` in FastAPI, Starlette and Litestar, and FastAPI in an `App`, with their lifespans."""
+"""`App` in FastAPI, Starlette and Litestar, FastAPI in an `App`, and marks of FastAPI."""
 
 import re
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 import anyio
+import fastapi
 import httpx
 import pytest
 from fastapi import FastAPI, Request
@@ -259,3 +261,46 @@ async def test_the_docs_page_shows_a_mounted_fastapi_beside_the_endpoints(option
         ]
     assert {*ours["paths"]} == {"/length", "/letters"}
     assert {*theirs["paths"]} == {"/hello"}
+
+
+# Annotations that would let a client set what code trusts, which are refused
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "words"),
+    [
+        (Annotated[int, fastapi.Depends(int)], ..., r"'one' is marked with Depends\(\) of FastAPI"),
+        (Annotated[int, fastapi.Security(int)], ..., r"'one' is marked with Security\(\) of FastA"),
+        (Annotated[str, fastapi.Header()], ..., r"'one' is marked with Header\(\) of FastAPI"),
+        (Annotated[str, fastapi.Body()], ..., r"'one' is marked with Body\(\) of FastAPI"),
+        (Annotated[bytes, fastapi.File()], ..., r"'one' is marked with File\(\) of FastAPI"),
+        (fastapi.UploadFile, ..., "'one' is an UploadFile, which JSON can't hold"),
+        (int, fastapi.Depends(int), r"'one' is marked with Depends\(\) of FastAPI"),
+        (int, fastapi.Query(5), r"'one' is marked with Query\(\) of FastAPI"),
+    ],
+)
+@pytest.mark.parametrize("others", [False, True])
+def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
+    def alone(one=default): ...
+
+    def beside(text: str, one=default): ...
+
+    handler = beside if others else alone
+    handler.__annotations__["one"] = annotation
+    if default is ...:
+        handler.__defaults__ = None
+    with pytest.raises(TypeError, match=words):
+        shoal.App().post("/x")(handler)
+
+
+@pytest.mark.one_loop
+async def test_a_dependency_is_never_what_a_caller_says(app):
+    def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:
+        return user
+
+    app.backend("trusting", trusting)
+    app.route("trusting", backend="trusting", path="/x")
+    async with app.lifespan():
+        assert (await ask(app, "/x?user=admin", method="GET")).status == 500
+        assert (await ask(app, "/x", "admin")).status == 500
+        assert (await ask(app, "/x", {"user": "admin"})).status == 500

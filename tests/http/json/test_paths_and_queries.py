@@ -115,6 +115,33 @@ async def test_a_path_that_differs_only_in_names_is_taken(app):
         assert (await ask(app, "/users/5", 1)).json() == {"n": 5}
 
 
+class Comment(BaseModel):
+    author: str
+    score: float = 0.5
+
+
+def of_two(user: str, text: str): ...
+def of_one(user: int | None = None): ...
+async def of_many(user: list[int]): ...
+
+
+@pytest.mark.parametrize("handler", [of_two, of_one, of_many])
+def test_a_parameter_with_the_name_of_one_of_the_path_is_refused(handler, app):
+    words = r"'user' has the name of a parameter of the path /x/\{user:int\}.*decode function"
+    with pytest.raises(ValueError, match=words):
+        app.endpoint("/x/{user:int}")(handler)
+    app.endpoint("/x/{other}")(handler)
+
+
+def of_record(user: Comment): ...
+def of_bytes(user: bytes): ...
+
+
+@pytest.mark.parametrize("handler", [of_record, of_bytes])
+def test_it_is_clear_where_a_whole_body_comes_from(handler):
+    shoal.App().endpoint("/x/{user:int}")(handler)
+
+
 async def test_the_parameters_of_an_outer_application_are_kept(app):
     app.endpoint("/{id}")(told)
     async with app.lifespan():
@@ -171,11 +198,6 @@ def test_a_long_path_is_not_divided_in_all_the_ways_that_there_are(path, length)
 
 
 # Requests without a body: their query, by the code's annotations
-
-
-class Comment(BaseModel):
-    author: str
-    score: float = 0.5
 
 
 @dataclasses.dataclass

@@ -69,13 +69,8 @@ def failing_app(make, **options):
     return app
 
 
-async def ask_as_json(app):
-    answer = await ask(app, "/m", "a")
-    return answer.status, answer.json().get("detail")
-
-
-async def ask_for_a_stream(app):
-    answer = await ask(app, "/s", "a", headers=[("accept", "application/x-ndjson")])
+async def ask_as_json(app, path="/m", accept="application/json"):
+    answer = await ask(app, path, "a", headers=[("accept", accept)])
     return answer.status, answer.json().get("detail")
 
 
@@ -117,7 +112,7 @@ async def ask_oip(app):
 
 WAYS = {
     "JSON": ask_as_json,
-    "stream": ask_for_a_stream,
+    "stream": partial(ask_as_json, path="/s", accept="application/x-ndjson"),
     "events": partial(read_a_stream, "text/event-stream"),
     "lines": partial(read_a_stream, "application/x-ndjson"),
     "WebSocket": partial(ask_on_a_websocket, "a", "/m"),

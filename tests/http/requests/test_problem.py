@@ -229,14 +229,13 @@ async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(capl
 
 
 async def test_what_a_handler_returned_is_not_logged(caplog, app):
+    async def wrong(items: list[int]) -> list[int]:
+        return "secret"  # type: ignore[return-value]
+
     app.endpoint("/x", name="x")(wrong)
     assert (await ask_once(app, "/x", 1)).status == 500
     assert "must give back a list of 1 results, not str" in caplog.text
     assert "secret" not in caplog.text
-
-
-async def wrong(items: list[int]) -> list[int]:
-    return "secret"  # type: ignore[return-value]
 
 
 async def test_what_is_the_clients_own_is_not_logged(caplog, app):
