@@ -162,12 +162,9 @@ async def test_a_response_in_a_slot_is_sent_as_it_is():
         ran.append(True)
 
     async def pages(items: list[int]) -> list[object]:
-        page = HTMLResponse("<p>", status_code=203, headers={"x-mine": "1"})
-        page.background = background
-        return [page] * len(items)
+        return [HTMLResponse("<p>", 203, {"x-mine": "1"}, background=background)] * len(items)
 
-    app = app_of(pages)
-    answer = await ask_once(app, "/x", 1)
+    answer = await ask_once(app_of(pages), "/x", 1)
     assert (answer.status, answer.body) == (203, b"<p>")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["x-mine"] == "1"
@@ -179,9 +176,6 @@ async def test_a_response_in_a_slot_is_sent_as_it_is():
 async def test_a_response_that_streams_is_sent_as_it_is(placement):
     closed = []
 
-    async def background() -> None:
-        closed.append("after it")
-
     async def pieces():
         try:
             yield "a"
@@ -191,11 +185,10 @@ async def test_a_response_that_streams_is_sent_as_it_is(placement):
 
     def streaming(items: list[int]) -> list[object]:
         headers = {"x-mine": "1", "transfer-encoding": "gzip"}
-        task = BackgroundTask(background)
+        task = BackgroundTask(closed.append, "after it")
         return [StreamingResponse(pieces(), 203, headers, "text/plain", task) for _ in items]
 
-    app = app_of(streaming, placement=placement)
-    answer = await ask_once(app, "/x", 1)
+    answer = await ask_once(app_of(streaming, placement=placement), "/x", 1)
     assert (answer.status, answer.body) == (203, b"ab")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["x-mine"] == "1"
@@ -242,14 +235,14 @@ async def test_a_response_that_streams_is_closed_where_its_client_left_it():
 
 @real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
-async def test_a_file_is_sent_as_it_is(placement, tmp_path, app):
+async def test_a_file_is_sent_as_it_is(placement, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789")
 
     def files(request: Request) -> object:
         return FileResponse(path)
 
-    app.endpoint("/x", methods=("GET",), placement=placement)(files)
+    app = app_of(files, methods=("GET",), placement=placement)
     async with app.lifespan():
         whole = await ask(app, "/x", method="GET")
         part = await ask(app, "/x", method="GET", headers=[("Range", "bytes=2-4")])
@@ -609,13 +602,10 @@ async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
         raise RuntimeError("in the background")
 
     async def pages(items: list[int]) -> list[object]:
-        page = PlainTextResponse("x")
-        page.background = late
-        return [page]
+        return [PlainTextResponse("x", background=late)]
 
-    app = app_of(pages)
     with pytest.raises(RuntimeError, match="in the background"):
-        await ask_once(app, "/x", 1)
+        await ask_once(app_of(pages), "/x", 1)
 
 
 def test_a_result_whose_annotation_cannot_be_read_is_no_obstacle(app):

@@ -48,6 +48,11 @@ class Seen:
         self.go = anyio.Event()
         self.go.set()
 
+    async def take(self, items):
+        await self.go.wait()
+        self.items += items
+        return items
+
 
 def safe_app(**settings):
     """An application with an endpoint for each way to send an item; `seen` is what came."""
@@ -57,39 +62,29 @@ def safe_app(**settings):
 
     @app.endpoint("/any", name="any", **options)
     async def anything(items: list[Any]) -> list[Any]:
-        await seen.go.wait()
-        seen.items += items
-        return items
+        return await seen.take(items)
 
     @app.endpoint("/text", name="text", **options)
     async def text(prompts: list[str]) -> list[str]:
-        await seen.go.wait()
-        seen.items += prompts
-        return prompts
+        return await seen.take(prompts)
 
     @app.endpoint("/vector", name="vector", **options)
     async def vector(inputs: list[str]) -> list[list[float]]:
-        await seen.go.wait()
-        seen.items += inputs
+        await seen.take(inputs)
         return [[1.0] for _ in inputs]
 
     @app.endpoint("/stream", name="stream", **options)
     async def stream(items: list[Any]):
-        await seen.go.wait()
-        seen.items += items
-        yield items
+        yield await seen.take(items)
 
     @app.endpoint("/photo", name="photo", decode=photo_of, **options)
     async def photo(images: list[bytes], about: list[Any]) -> list[int]:
-        await seen.go.wait()
-        seen.items += about
+        await seen.take(about)
         return [len(image) for image in images]
 
     @app.endpoint("/array", name="array", **options)
     async def array(items: list[np.ndarray]) -> list[Any]:
-        await seen.go.wait()
-        seen.items += items
-        return items
+        return await seen.take(items)
 
     return app
 

@@ -7,6 +7,7 @@ from collections import Counter
 import anyio
 import pytest
 from held_app import counted, kind_of, served, slow_app
+from server_in_memory import asked
 
 import shoal
 from handlers import ask_once
@@ -60,10 +61,7 @@ async def test_a_body_that_comes_late_is_part_of_the_request_and_not_of_its_wait
 
     async with served(app) as server:
         client = server.connect()
-        client.say(
-            b"POST /full HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 2\r\n\r\n1"
-        )
+        client.say(asked("/full", 12)[:-1])
         await anyio.sleep(4)
         client.say(b"2")
         await anyio.sleep(4)
