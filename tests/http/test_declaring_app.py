@@ -338,9 +338,6 @@ async def test_other_failures_have_no_such_hint(caplog, app):
     assert not [one for one in caplog.records if "--event-loop" in one.getMessage()]
 
 
-# Backends start side by side, and are added in their order
-
-
 def taking(seconds: dict[str, float], *failing: str) -> Stage:
     """Makes a stage whose replicas take so long to start, and may fail then."""
 

@@ -213,9 +213,6 @@ async def test_what_fails_after_the_answer_is_an_error_though_its_client_has_lef
     assert (found.levelname, found.exc_info[0]) == ("ERROR", KeyError)
 
 
-# ``request.metadata`` has the caller that middleware has found out, whatever the protocol
-
-
 COD = [("x-user", "cod")]
 CALLERS = {"cod: read write": COD, ": ": []}
 
@@ -278,6 +275,7 @@ FORMS = {
 @pytest.mark.real_time  # code runs in threads, and in processes
 @pytest.mark.parametrize("placement", ["thread", "process"])
 async def test_each_request_of_a_batch_has_its_own_caller(placement):
+    """``request.metadata`` has it, whatever the protocol."""
     app = telling_app(placement)
     async with app.lifespan():
         for form, (path, asked) in FORMS.items():

@@ -26,16 +26,12 @@ pytestmark = pytest.mark.real_time
 HERE = Path(__file__).parent
 
 SERVERS = {
-    "shoal on asyncio": (
-        *("shoal", "serve", "--port", "{port}", "--event-loop", "asyncio", "served_app:app"),
-    ),
-    "hypercorn on trio": ("hypercorn", "-k", "trio", "-b", "127.0.0.1:{port}", "served_app:app"),
-    "hypercorn on asyncio": (
-        *("hypercorn", "-k", "asyncio", "-b", "127.0.0.1:{port}", "served_app:app"),
-    ),
-    "uvicorn": ("uvicorn", "--port", "{port}", "served_app:app"),
-    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "served_app:app"),
-    "shoal, mounted": ("shoal", "serve", "--port", "{port}", "served_app:site"),
+    "shoal on asyncio": "shoal serve --port {port} --event-loop asyncio served_app:app",
+    "hypercorn on trio": "hypercorn -k trio -b 127.0.0.1:{port} served_app:app",
+    "hypercorn on asyncio": "hypercorn -k asyncio -b 127.0.0.1:{port} served_app:app",
+    "uvicorn": "uvicorn --port {port} served_app:app",
+    "granian": "granian --interface asgi --port {port} served_app:app",
+    "shoal, mounted": "shoal serve --port {port} served_app:site",
 }
 SLOW = {"hypercorn on asyncio", "granian", "shoal, mounted"}
 # What a server's command exits with after SIGTERM, where that is not 0.
@@ -66,17 +62,17 @@ class Served:
 )
 def served(request):
     name = request.param
-    if importlib.util.find_spec(SERVERS[name][0]) is None:
-        pytest.skip(f"{SERVERS[name][0]} is not installed")
+    module = SERVERS[name].split()[0]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
     with socket.socket() as reserved:
         # Until a socket listens at the port, both can be bound to it, and no other test gets it.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        words = [word.format(port=port) for word in SERVERS[name]]
         # A session of its own, since some commands start processes that outlive them when killed.
         process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", *SERVERS[name].format(port=port).split()],
             cwd=HERE,
             start_new_session=True,
             stderr=subprocess.DEVNULL,

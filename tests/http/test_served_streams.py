@@ -202,9 +202,6 @@ async def test_silence_after_an_item_is_broken_by_a_heartbeat():
         assert client.wire.sent.count(b"1\r\n\n\r\n") >= 1
 
 
-# Batches that take requests while their handler runs
-
-
 class Words:
     """A continuous handler of streams: it sends three words, one for each that is let go."""
 
@@ -313,9 +310,6 @@ def test_streams_are_for_batches_that_are_open(app):
 
     with pytest.raises(TypeError, match="streams"):
         app.endpoint("/it", streams=True)(handler)
-
-
-# How items that are there are joined, and what a form of a stream decides
 
 
 def exchange_of(call, **options):

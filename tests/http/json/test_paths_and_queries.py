@@ -197,9 +197,6 @@ def test_a_long_path_is_not_divided_in_all_the_ways_that_there_are(path, length)
         assert (found is None) == (length is not None and longer == 1)
 
 
-# Requests without a body: their query, by the code's annotations
-
-
 @dataclasses.dataclass
 class Point:
     x: int

@@ -279,9 +279,6 @@ def test_results_are_written_as_json(value, json_text):
     assert encoded(value) == json_text.encode()
 
 
-# A type is the same to a body of any size as it is to pydantic
-
-
 T = TypeVar("T")
 
 

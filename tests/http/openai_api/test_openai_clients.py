@@ -144,9 +144,6 @@ async def test_a_client(name):
     assert ended.returncode == 0, ended.stdout.decode()
 
 
-# The AI SDK of Vercel, a client in JavaScript
-
-
 async def busy(prompts: list[str]) -> list[str]:
     if "hold" in prompts[0]:
         await anyio.sleep_forever()

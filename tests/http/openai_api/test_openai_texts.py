@@ -162,9 +162,6 @@ async def test_a_cancellation_that_the_code_has_kept_is_a_failure(count):
     assert answer.status == 500 or b"server_error" in answer.body
 
 
-# Where a text ends, however the model divides it into pieces
-
-
 TEXTS = st.text("abc", max_size=6)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 

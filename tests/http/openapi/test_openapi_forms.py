@@ -151,9 +151,6 @@ async def test_without_its_package_msgpack_is_not_described(monkeypatch):
     assert MSGPACK not in post["responses"]["200"]["content"]
 
 
-# A served application keeps to its own document
-
-
 HERE = Path(__file__).parent
 needs_schemathesis = pytest.mark.skipif(
     importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"

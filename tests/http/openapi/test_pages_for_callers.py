@@ -260,9 +260,6 @@ def test_the_files_of_the_viewer_are_what_their_list_says(name):
     assert "Apache License" in (STATIC / "LICENSE-swagger-ui").read_text(encoding="utf-8")
 
 
-# In a real browser the pages work, and load nothing from elsewhere
-
-
 LIMIT_S = 60
 
 

@@ -264,9 +264,6 @@ async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplo
     assert len([r for r in caplog.records if r.exc_info]) == 1
 
 
-# A caller is shown the cause of a failure with ``debug=True`` alone, in each protocol
-
-
 # What the cause would be seen by, in lower case: its text, its type, and where it was raised.
 OF_CAUSE = ["sesame", "unheard", "raise ", "test_problem", "traceback"]
 
