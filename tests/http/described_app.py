@@ -1,4 +1,4 @@
-"""What `test_openapi_conformance.py` serves: endpoints of many shapes."""
+"""What `test_openapi_forms.py` serves: endpoints of many shapes."""
 
 import dataclasses
 import datetime as dt

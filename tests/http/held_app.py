@@ -114,8 +114,12 @@ def counted(app, name="held"):
     return endpoint.requests, endpoint.errors
 
 
+async def metrics_of(app):
+    return (await ask(app, "/-/metrics", method="GET")).body.decode()
+
+
 async def answers_counted(app, name="held"):
-    metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
+    metrics = await metrics_of(app)
     start = f'request_seconds_count{{endpoint="{name}",outcome="'
     lines = [line.partition(start)[2] for line in metrics.splitlines() if start in line]
     return {line.partition('"')[0]: float(line.split()[-1]) for line in lines}

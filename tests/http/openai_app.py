@@ -8,6 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 import shoal
+from shoal.testing.asgi import ask
+
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+HI = [{"role": "user", "content": "hi"}]
+USAGE = {"stream_options": {"include_usage": True}}
 
 
 class Writer:
@@ -187,6 +193,14 @@ def events(body):
     parts = body.decode().replace(":\n", "").removesuffix("\n\n").split("\n\n")
     found = [part.removeprefix("data: ") for part in parts]
     return [one if one == "[DONE]" else json.loads(one) for one in found]
+
+
+async def streamed(app, path=COMPLETIONS, **asked):
+    """Returns the events of a response to a request for a stream."""
+    answer = await ask(app, path, {"stream": True, **asked})
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return events(answer.body)
 
 
 def text_of(found):

@@ -126,6 +126,14 @@ class ServerInMemory:
         await settle()
         return client
 
+    async def ask_together(self, path, *items):
+        """Clients whose requests have come as far as they get."""
+        clients = [self.connect() for _ in items]
+        for client, item in zip(clients, items, strict=True):
+            client.ask(path, item)
+        await settle()
+        return clients
+
     def counts(self):
         return self.shared.calls_started, self.shared.calls_finished
 

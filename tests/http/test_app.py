@@ -16,21 +16,20 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
-from handlers import app_of, ask_once, double
+from handlers import app_of, ask_once, ask_together, asking, double
 from shoal.asgi.lifespan import AppLifespan
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.http.requests.call import HttpMetadata
 from shoal.replicas.process.wire.batch import metadata_parts, received_metadata
 from shoal.testing import settle
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import Call, ask
+
+real_time = pytest.mark.real_time
 
 
 @pytest.fixture
 def doubling():
     return app_of(double)
-
-
-real_time = pytest.mark.real_time
 
 
 def tripled(items: list[int]) -> list[int]:
@@ -95,50 +94,44 @@ async def test_a_handler_stays_what_it_was(app):
         assert await batched(1) == 2
 
 
-async def test_a_handler_sees_what_the_request_was():
+async def metadata_of(*headers):
+    """What a handler sees of a request with these headers."""
     seen = []
 
     async def noting(items: list[int]) -> list[int]:
         seen.append(shoal.current_batch().requests[0].metadata)
         return items
 
-    app = app_of(noting)
-    async with app.lifespan():
-        await ask(app, "/x", 1, headers=[("x-request-id", "abc"), ("x-mine", "yes")])
-        await ask(app, "/x", 1, headers=[("x-serve-shard-key", "ann")])
-    metadata = seen[0]
+    await ask_once(app_of(noting), "/x", 1, headers=headers)
+    return seen[0]
+
+
+async def test_a_handler_sees_what_the_request_was():
+    metadata = await metadata_of(("x-request-id", "abc"), ("x-mine", "yes"))
+    sharded = await metadata_of(("x-serve-shard-key", "ann"))
     assert metadata["request_id"] == "abc"
     assert (metadata["method"], metadata["path"]) == ("POST", "/x")
     assert metadata["headers"]["X-Mine"] == "yes"
     assert (metadata["context"], metadata["endpoint"]) == ("http", "noting")
     names = ["endpoint", "context", "request_id", "method", "path", "path_params", "headers"]
     assert list(metadata) == [*names, "user", "auth"]
-    assert list(seen[1]) == [*names, "user", "auth", "shard_key"]
-    assert (seen[1]["shard_key"], seen[1].get("method_name")) == ("ann", None)
+    assert list(sharded) == [*names, "user", "auth", "shard_key"]
+    assert (sharded["shard_key"], sharded.get("method_name")) == ("ann", None)
     assert len(metadata) == 9
     with pytest.raises(KeyError):
         metadata["other"]
 
 
 async def test_a_process_gets_all_metadata_of_a_request():
-    seen = []
-
-    async def noting(items: list[int]) -> list[int]:
-        seen.append(shoal.current_batch().requests[0].metadata)
-        return items
-
     class User:
         def __reduce__(self):
             raise RuntimeError("not this one")
 
-    app = app_of(noting)
-    async with app.lifespan():
-        headers = [("x-mine", "yes"), ("X-Mine", "no"), ("x-serve-shard-key", "ann")]
-        await ask(app, "/x", 1, headers=headers)
-    scope = seen[0].caller.scope
+    seen = await metadata_of(("x-mine", "yes"), ("X-Mine", "no"), ("x-serve-shard-key", "ann"))
+    scope = seen.caller.scope
     for found in ({}, {"path_params": {"day": date(2026, 11, 29)}, "user": "ann", "auth": User()}):
         scope.update(found)
-        metadata = HttpMetadata(seen[0]["endpoint"], seen[0].caller)
+        metadata = HttpMetadata(seen["endpoint"], seen.caller)
         sent = received_metadata(*metadata_parts(metadata))
         there = {**metadata, "headers": dict(metadata["headers"])}
         if "auth" in found:
@@ -169,25 +162,19 @@ async def test_a_response_in_a_slot_is_sent_as_it_is():
         ran.append(True)
 
     async def pages(items: list[int]) -> list[object]:
-        page = HTMLResponse("<p>", status_code=203, headers={"x-mine": "1"})
-        page.background = background
-        return [page] * len(items)
+        return [HTMLResponse("<p>", 203, {"x-mine": "1"}, background=background)] * len(items)
 
-    app = app_of(pages)
-    answer = await ask_once(app, "/x", 1)
+    answer = await ask_once(app_of(pages), "/x", 1)
     assert (answer.status, answer.body) == (203, b"<p>")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["x-mine"] == "1"
     assert ran == [True]
 
 
-@pytest.mark.real_time
+@real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
 async def test_a_response_that_streams_is_sent_as_it_is(placement):
     closed = []
-
-    async def background() -> None:
-        closed.append("after it")
 
     async def pieces():
         try:
@@ -198,11 +185,10 @@ async def test_a_response_that_streams_is_sent_as_it_is(placement):
 
     def streaming(items: list[int]) -> list[object]:
         headers = {"x-mine": "1", "transfer-encoding": "gzip"}
-        task = BackgroundTask(background)
+        task = BackgroundTask(closed.append, "after it")
         return [StreamingResponse(pieces(), 203, headers, "text/plain", task) for _ in items]
 
-    app = app_of(streaming, placement=placement)
-    answer = await ask_once(app, "/x", 1)
+    answer = await ask_once(app_of(streaming, placement=placement), "/x", 1)
     assert (answer.status, answer.body) == (203, b"ab")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["x-mine"] == "1"
@@ -224,9 +210,7 @@ async def test_a_response_that_streams_is_closed_when_its_client_leaves():
     async def streaming(items: list[int]) -> list[object]:
         return [StreamingResponse(pieces()) for _ in items]
 
-    app = app_of(streaming)
-    call = Call(app, "/x", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of(streaming), "/x", 1) as [call]:
         await begun.wait()
         call.leave()
         await closed.wait()
@@ -242,25 +226,23 @@ async def test_a_response_that_streams_is_closed_where_its_client_left_it():
     async def streaming(items: list[int]) -> list[object]:
         return [StreamingResponse(running) for _ in items]
 
-    app = app_of(streaming)
-    call = Call(app, "/x", item=1, reads=False)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of(streaming), "/x", 1, reads=False) as [call]:
         await settle()
         call.leave()
         await call.returned.wait()
         assert running.ag_frame is None
 
 
-@pytest.mark.real_time
+@real_time
 @pytest.mark.parametrize("placement", ["task", "thread"])
-async def test_a_file_is_sent_as_it_is(placement, tmp_path, app):
+async def test_a_file_is_sent_as_it_is(placement, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789")
 
     def files(request: Request) -> object:
         return FileResponse(path)
 
-    app.endpoint("/x", methods=("GET",), placement=placement)(files)
+    app = app_of(files, methods=("GET",), placement=placement)
     async with app.lifespan():
         whole = await ask(app, "/x", method="GET")
         part = await ask(app, "/x", method="GET", headers=[("Range", "bytes=2-4")])
@@ -293,10 +275,7 @@ async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
         return [object() if item else "fine" for item in items]
 
     app = app_of(some, max_batch_size=2, batch_wait_timeout_s=1)
-    bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)
-    async with app.lifespan(), calling(bad, good):
-        await bad.returned.wait()
-        await good.returned.wait()
+    bad, good = await ask_together(app, "/x", 1, 0)
     assert (bad.status, good.status, good.answer.json()) == (500, 200, "fine")
     assert bad.headers["x-request-id"] in caplog.text
 
@@ -403,11 +382,7 @@ def unresolved_result(items: list[int]) -> "Nowhere":  # noqa: F821
     return items
 
 
-class Odd:
-    pass
-
-
-def odd(items: list[Odd]): ...
+def odd(items: list[NoCall]): ...
 
 
 @pytest.mark.parametrize(
@@ -487,9 +462,8 @@ async def test_batchers_close_in_reverse_order():
 
 async def test_draining_turns_not_ready_and_waits_for_company_no_more():
     app = app_of(double, batch_wait_timeout_s=None)
-    call, later = Call(app, "/x", item=1), Call(app, "/x", item=2)
     app.begin_drain()
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/x", 1) as [call]:
         assert (await ask(app, "/-/readyz", method="GET")).status == 200
         await settle()
         assert call.sent == []
@@ -498,8 +472,7 @@ async def test_draining_turns_not_ready_and_waits_for_company_no_more():
         assert call.answer.json() == 2
         ready = await ask(app, "/-/readyz", method="GET")
         assert (ready.status, ready.json()["status"]) == (503, "draining")
-        await later.run()
-        assert later.answer.json() == 4
+        assert (await ask(app, "/x", 2)).json() == 4
 
 
 class Bug(BaseException):
@@ -629,14 +602,10 @@ async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
         raise RuntimeError("in the background")
 
     async def pages(items: list[int]) -> list[object]:
-        page = PlainTextResponse("x")
-        page.background = late
-        return [page]
+        return [PlainTextResponse("x", background=late)]
 
-    app = app_of(pages)
-    async with app.lifespan():
-        with pytest.raises(RuntimeError, match="in the background"):
-            await ask(app, "/x", 1)
+    with pytest.raises(RuntimeError, match="in the background"):
+        await ask_once(app_of(pages), "/x", 1)
 
 
 def test_a_result_whose_annotation_cannot_be_read_is_no_obstacle(app):

@@ -10,17 +10,20 @@ import itertools
 import json
 import os
 import ssl
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import Event
 from typing import Any
 
 import anyio
 import httpx
 import numpy as np
 import pytest
-from carried_app import carried_app
 from httpx_sse import connect_sse
+from numpy.typing import NDArray  # read at run time
+from openai_app import embed, upper, words
 from websockets.asyncio.client import connect, unix_connect
 
 import shoal.http_client
@@ -41,6 +44,53 @@ CARRIERS = {
     "http2-alpn": ("tls", True),
     "http2-unix": ("unix", True),
 }
+
+
+class Held:
+    """Streams its item, and then waits until it is cancelled.
+
+    Attributes:
+        left: Set when the request with that item has ended; for any thread.
+    """
+
+    def __init__(self) -> None:
+        self.left = defaultdict[int, Event](Event)
+
+    async def __call__(self, items: list[int]):
+        try:
+            yield items
+            await anyio.sleep_forever()
+        finally:
+            self.left[items[0]].set()
+
+
+def carried_app() -> shoal.App:
+    app = shoal.App(protocols=["oip", "openai"], title="Carried")
+    for handler in (words, upper, embed):
+        app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
+    app.held = Held()
+    app.endpoint("/held", name="held", max_batch_size=1)(app.held)
+    app.runs = []
+
+    @app.endpoint("/count", name="count")
+    async def count(number: list[int]):
+        app.runs.append(number)
+        for step in range(max(number)):
+            yield [step if step < one else shoal.END for one in number]
+
+    @app.endpoint("/double", name="double")
+    def double(x: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        return [2 * one for one in x]
+
+    @app.endpoint("/any", name="any")
+    async def anything(items: list[Any]) -> list[Any]:
+        return items
+
+    @app.endpoint("/raw", name="raw")
+    async def raw(items: list[bytes]) -> list[bytes]:
+        return [item[::-1] for item in items]
+
+    return app
 
 
 @dataclass
@@ -337,9 +387,19 @@ def test_a_websocket_is_carried(carrier):
         assert socket.subprotocol == "shoal.v1"
         socket.send('{"id": 1, "item": 100}')
         socket.send('{"id": 2, "item": 2}')
-        check_streams(socket)
+        found, ended = {1: [], 2: []}, set()
+        while len(ended) < 2:
+            message = json.loads(socket.recv())
+            if "next" in message:
+                found[message["id"]].append(message["next"])
+            else:
+                assert message["end"] is True
+                ended.add(message["id"])
+        assert found == {1: list(range(100)), 2: [0, 1]}
+    file = io.BytesIO()
+    np.save(file, np.array([1.5]))
     with open_websocket(carrier, "/double") as socket:
-        socket.send(b'{"id": 1}\n' + npy_of([1.5]))
+        socket.send(b'{"id": 1}\n' + file.getvalue())
         assert json.loads(socket.recv()) == {"id": 1, "result": [3.0]}
     item = next(NUMBERS)
     left = carrier.served.app.held.left[item]
@@ -348,21 +408,3 @@ def test_a_websocket_is_carried(carrier):
         assert json.loads(socket.recv()) == {"id": 1, "next": item}
         assert not left.is_set()
     assert left.wait(HANG_S)
-
-
-def npy_of(values):
-    file = io.BytesIO()
-    np.save(file, np.array(values))
-    return file.getvalue()
-
-
-def check_streams(socket):
-    found, ended = {1: [], 2: []}, set()
-    while len(ended) < 2:
-        message = json.loads(socket.recv())
-        if "next" in message:
-            found[message["id"]].append(message["next"])
-        else:
-            assert message["end"] is True
-            ended.add(message["id"])
-    assert found == {1: list(range(100)), 2: [0, 1]}

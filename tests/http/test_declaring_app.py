@@ -1,6 +1,7 @@
-"""`App` as a declaration: backends, endpoints, traffic and shadows, before anything runs."""
+"""`App` as a declaration of backends, endpoints, traffic and shadows, and how it starts them."""
 
 import asyncio
+from contextlib import ExitStack
 from functools import partial
 
 import anyio
@@ -8,9 +9,11 @@ import pytest
 import trio
 
 import shoal
-from handlers import ask_once
-from serving.scenes import Stage, echo
+from batching.scenes import outcome
+from handlers import ask_once, echo
+from serving.scenes import ScriptedReplica, Stage
 from shoal import errors
+from shoal.serving.controller.controller import Controller
 from shoal.serving.state_file import StateFile
 from shoal.testing.asgi import ask
 
@@ -31,6 +34,14 @@ def declared(*tags, code=echo):
     app = shoal.App()
     for tag in tags:
         app.backend(tag, code, placement=Stage())
+    return app
+
+
+def routed(stage: Stage, *tags: str) -> shoal.App:
+    app = shoal.App()
+    for tag in tags:
+        app.backend(tag, echo, placement=stage)
+        app.route(tag, backend=tag)
     return app
 
 
@@ -283,16 +294,12 @@ async def test_a_batched_function_whose_backend_was_deleted_is_closed(app):
 # Code for the other event loop is told by its failure, with the option that mends it
 
 
-def asyncio_sleep():
-    return asyncio.sleep(0.001)
-
-
 async def asyncio_event():
     asyncio.get_running_loop()
 
 
 FOR_THE_OTHER = {
-    "trio": [asyncio_sleep, asyncio_event],
+    "trio": [partial(asyncio.sleep, 0.001), asyncio_event],
     "asyncio": [partial(trio.sleep, 0.001), trio.lowlevel.checkpoint],
 }
 
@@ -300,24 +307,19 @@ FOR_THE_OTHER = {
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("streams", [False, True])
 async def test_the_log_names_the_option_once_an_endpoint(
-    number, streams, caplog, anyio_backend_name
+    number, streams, caplog, anyio_backend_name, app
 ):
     wait = FOR_THE_OTHER[anyio_backend_name][number]
-    app = shoal.App()
 
-    if streams:
+    async def steps(items: list[int]):
+        await wait()
+        yield items
 
-        @app.endpoint("/e")
-        async def e(items: list[int]):
-            await wait()
-            yield items
-    else:
+    async def whole(items: list[int]) -> list[int]:
+        await wait()
+        return items
 
-        @app.endpoint("/e")
-        async def e(items: list[int]) -> list[int]:
-            await wait()
-            return items
-
+    app.endpoint("/e", name="e")(steps if streams else whole)
     async with app.lifespan():
         for _ in range(3):
             assert (await ask(app, "/e", 1)).status == 500
@@ -334,3 +336,82 @@ async def test_other_failures_have_no_such_hint(caplog, app):
 
     assert (await ask_once(app, "/e", 1)).status == 500
     assert not [one for one in caplog.records if "--event-loop" in one.getMessage()]
+
+
+def taking(seconds: dict[str, float], *failing: str) -> Stage:
+    """Makes a stage whose replicas take so long to start, and may fail then."""
+
+    async def start(replica: ScriptedReplica) -> str | None:
+        backend = replica.blueprint.identity.backend
+        await anyio.sleep(seconds[backend])
+        return "no luck" if backend in failing else None
+
+    stage = Stage()
+    stage.start = start
+    return stage
+
+
+async def opened(app: shoal.App) -> list[str]:
+    async with app.lifespan():
+        return list(app.controller.backends)
+
+
+async def test_a_start_takes_as_long_as_the_longest():
+    app = routed(taking({"a": 5, "b": 3, "c": 4}), "a", "b", "c")
+    assert await opened(app) == ["a", "b", "c"]
+    assert anyio.current_time() == 5
+
+
+@pytest.mark.parametrize(
+    ("failing", "named", "after_s"),
+    [(["a"], "a", 5), (["b"], "b", 3), (["c"], "c", 9), (["b", "c"], "b", 3), (["a", "c"], "a", 5)],
+)
+async def test_the_first_that_fails_ends_the_start(failing, named, after_s):
+    stage = taking({"a": 5, "b": 3, "c": 9}, *failing)
+    error = await outcome(opened(routed(stage, "a", "b", "c")))
+    assert isinstance(error, errors.ReplicaNotStarted)
+    assert f"the backend {named} could not be opened" in error.__notes__[0]
+    assert anyio.current_time() == after_s
+    assert not stage.alive
+    assert len(stage.starting) == len(stage.ended)
+
+
+async def test_one_that_is_cancelled_leaves_nothing():
+    stage = taking({"a": 5, "b": 3, "c": 9})
+    with anyio.move_on_after(4):
+        await opened(routed(stage, "a", "b", "c"))
+    assert anyio.current_time() == 4
+    assert not stage.alive
+
+
+async def test_the_others_are_added_in_their_order_beside_one_that_is_there():
+    app = routed(taking({"a": 5, "b": 0, "c": 3}), "a", "b", "c")
+    async with Controller() as controller:
+        await controller.create_backend("b", echo)
+        with ExitStack() as lending:
+            await app._declared.apply(controller, lending)
+        assert [*controller.backends] == ["b", "a", "c"]
+        assert anyio.current_time() == 5
+
+
+@real_time
+async def test_a_batched_function_is_there_before_what_comes_after_it(app):
+    @shoal.batch
+    async def embed(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    class Calls:
+        async def warm_up(self) -> None:
+            self.warm = await embed(21)
+
+        async def __call__(self, items: list[int]) -> list[int]:
+            return [self.warm] * len(items)
+
+    stage = Stage()
+    app.endpoint("/embed")(embed)
+    app.endpoint("/calls", placement="task")(Calls)
+    app.backend("other", echo, placement=stage)
+    async with app.lifespan():
+        assert [*app.controller.backends] == ["embed", "Calls", "other"]
+        assert await (await app.controller.get_handle("Calls")).call(1) == 42
+        assert embed.batcher.statistics().finished == 1

@@ -177,20 +177,10 @@ async def test_a_call_in_a_constructor_is_told_to_be_too_early(placement):
 
 
 async def numbered(text: str, embed: Annotated[shoal.Handle, 1]) -> int: ...
-
-
 async def ambiguous(text: str, embed: Annotated[shoal.Handle, "a", "b"]) -> int: ...
-
-
 async def optional(text: str, embed: shoal.Handle | None = None) -> int: ...
-
-
 async def several(text: str, embeds: list[shoal.Handle]) -> int: ...
-
-
 async def named(text: str, embed: Annotated[shoal.Handle, "a"] | None = None) -> int: ...
-
-
 async def positional(embed: shoal.Handle, /, text: str) -> int: ...
 
 

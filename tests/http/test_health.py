@@ -4,10 +4,11 @@ import re
 
 import anyio
 import pytest
+from held_app import metrics_of
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import shoal
-from handlers import double
+from handlers import asking, double
 from serving.scenes import Stage
 from shoal.core.histogram import NO_ENDPOINT, TIME_BOUNDS_S
 from shoal.errors import ReplicaNotStarted
@@ -18,18 +19,12 @@ CALL = "__call__"
 BOUNDS = [*map(str, TIME_BOUNDS_S), "+Inf"]
 
 
-def samples_of(text):
+async def scraped(app):
     return {
         (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in parse(text)
+        for family in parse(await metrics_of(app))
         for sample in family.samples
     }
-
-
-async def scrape(app):
-    answer = await ask(app, "/-/metrics", method="GET")
-    assert answer.status == 200
-    return answer
 
 
 @pytest.fixture
@@ -45,9 +40,10 @@ async def test_an_app_is_scraped(x_app):
         await ask(x_app, "/x", "no number")
         await ask(x_app, "/nowhere", 1)
         await ask(x_app, "/x", 1, method="PUT")
-        answer = await scrape(x_app)
+        answer = await ask(x_app, "/-/metrics", method="GET")
+        samples = await scraped(x_app)
+    assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain")
-    samples = samples_of(answer.body.decode())
     assert samples["shoal_request_seconds_count", "json", "ok", "x"] == 1
     assert samples["shoal_request_seconds_count", "invalid", "json", "x"] == 1
     assert samples["shoal_request_seconds_count", NO_ENDPOINT, "invalid", "other"] == 2
@@ -55,10 +51,10 @@ async def test_an_app_is_scraped(x_app):
 
 
 async def test_an_app_that_is_not_open_can_be_scraped_and_one_that_closed_is_down(x_app):
-    assert "shoal_batcher_up{" not in (await scrape(x_app)).body.decode()
+    assert "shoal_batcher_up{" not in await metrics_of(x_app)
     async with x_app.lifespan():
-        assert samples_of((await scrape(x_app)).body.decode())["shoal_batcher_up", CALL, "x"] == 1
-    assert samples_of((await scrape(x_app)).body.decode())["shoal_batcher_up", CALL, "x"] == 0
+        assert (await scraped(x_app))["shoal_batcher_up", CALL, "x"] == 1
+    assert (await scraped(x_app))["shoal_batcher_up", CALL, "x"] == 0
 
 
 async def test_how_requests_ended_is_told_apart(app):
@@ -80,12 +76,12 @@ async def test_how_requests_ended_is_told_apart(app):
         await ask(app, "/x", 3)
         leaving.leave()
         await leaving.returned.wait()
-        samples = samples_of((await scrape(app)).body.decode())
+        samples = await scraped(app)
         assert samples["shoal_queued_requests", CALL, "x"] == 1
         assert samples["shoal_running_requests", CALL, "x"] == 1
         go.set()
         await late.returned.wait()
-        samples = samples_of((await scrape(app)).body.decode())
+        samples = await scraped(app)
     ended = {
         outcome: samples["shoal_requests_total", CALL, outcome, "x"]
         for outcome in ("cancelled", "expired", "failed", "finished", "rejected")
@@ -103,14 +99,14 @@ async def test_what_callers_send_makes_no_new_series(x_app):
         await ask(x_app, "/nowhere", 1)
         await ask(x_app, "/x", 1, method="PUT")
         await ask(x_app, "/x", 1, headers=[("x-serve-call-method", "none")])
-        before = set(samples_of((await scrape(x_app)).body.decode()))
+        before = set(await scraped(x_app))
         for number in range(50):
             name = f"n{number}"
             await ask(x_app, f"/{name}", 1, method=name, headers=[("x-request-id", name)])
             headers = [("x-request-id", name), ("x-serve-shard-key", name), (name, name)]
             await ask(x_app, "/x", number, headers=headers)
             await ask(x_app, "/x", number, headers=[*headers, ("x-serve-call-method", name)])
-        after = set(samples_of((await scrape(x_app)).body.decode()))
+        after = set(await scraped(x_app))
     # The first scrape was itself a request.
     assert {key[1:] for key in after - before} <= {
         (NO_ENDPOINT, "ok", "other"),
@@ -150,9 +146,8 @@ async def test_liveness_ignores_that_ray_was_lost_where_nothing_needs_it(config,
 
 
 async def endpoints_in(app):
-    text = (await ask(app, "/-/metrics", method="GET")).body.decode()
     series = r'^(shoal_\w+)_(?:count|total)\{.*endpoint="([^"]+)"'
-    return set(re.findall(series, text, re.MULTILINE))
+    return set(re.findall(series, await metrics_of(app), re.MULTILINE))
 
 
 @pytest.mark.real_time
@@ -193,8 +188,7 @@ async def test_a_stream_whose_client_leaves_halfway_was_left(app):
         await anyio.sleep_forever()
 
     app.endpoint("/x", name="x")(endless)
-    call = Call(app, "/x", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/x", 1) as [call]:
         await settle()
         assert ended(app) == {}
         call.leave()

@@ -1,18 +1,22 @@
-"""Middleware before the endpoints of an App, and around one."""
+"""Middleware before the endpoints of an App and around one, and the callers that it finds out."""
 
 import logging
 
 import anyio
 import pytest
 from live_server import Http2Client, live, request
+from openai_app import COMPLETIONS, HI, events, text_of
+from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
 from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 import shoal
-from handlers import double
+from handlers import ask_once, asking, double
 from shoal.http.app.middleware import within
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import Call, ask
+from socket_in_memory import opened
 
 ORIGIN = [("origin", "https://page.example")]
 
@@ -49,8 +53,7 @@ async def test_the_first_is_the_outermost_and_all_stand_before_endpoints_and_mou
 async def test_the_applications_own_routes_are_not_behind_it(page):
     passed = []
     app = make([noting("outer", passed)])
-    async with app.lifespan():
-        assert (await ask(app, f"/-/{page}", method="GET")).status == 200
+    assert (await ask_once(app, f"/-/{page}", method="GET")).status == 200
     assert passed == []
 
 
@@ -89,7 +92,7 @@ class Passing(BaseHTTPMiddleware):
         return await call_next(request)
 
 
-async def asking(server, version, path="/a", method="GET", body=b""):
+async def sent_to(server, version, path="/a", method="GET", body=b""):
     """Returns the stream of a connection that has sent a request, of HTTP/1.1 or HTTP/2."""
     stream = await server.connect()
     if version == 1:
@@ -132,7 +135,7 @@ async def test_a_client_that_leaves_behind_starlettes_middleware_is_no_error(ver
 
     app.mount("/site", site)
     async with live(app) as server:
-        stream = await asking(server, version, path, method="POST", body=b"1")
+        stream = await sent_to(server, version, path, method="POST", body=b"1")
         await began.wait()
         await stream.aclose()
         await left.wait()
@@ -151,8 +154,7 @@ async def test_on_other_servers_starlettes_middleware_gets_an_answer_though_the_
         await anyio.sleep_forever()
         return items
 
-    call = Call(app, "/hold", item=1)
-    async with app.lifespan(), calling(call):  # which raises what the application raises
+    async with asking(app, "/hold", 1) as [call]:  # which raises what the application raises
         await began.wait()
         call.leave()
         await call.returned.wait()
@@ -175,7 +177,7 @@ async def test_an_application_that_fails_once_its_client_left_is_a_line(version,
         raise KeyError("secret")
 
     async with live(app) as server:
-        stream = await asking(server, version)
+        stream = await sent_to(server, version)
         await began.wait()
         await stream.aclose()
         await left.wait()
@@ -202,10 +204,104 @@ async def test_what_fails_after_the_answer_is_an_error_though_its_client_has_lef
         raise KeyError("in the background")
 
     async with live(app) as server:
-        stream = await asking(server, version)
+        stream = await sent_to(server, version)
         await ended.wait()
         await stream.aclose()
         await anyio.wait_all_tasks_blocked()
         left.set()
     (found,) = [one for one in caplog.records if "application" in one.getMessage()]
     assert (found.levelname, found.exc_info[0]) == ("ERROR", KeyError)
+
+
+COD = [("x-user", "cod")]
+CALLERS = {"cod: read write": COD, ": ": []}
+
+
+class ByHeader(AuthenticationBackend):
+    async def authenticate(self, conn):
+        if "x-user" in conn.headers:
+            return AuthCredentials(["read", "write"]), SimpleUser(conn.headers["x-user"])
+        return None
+
+
+def telling_app(placement):
+    """An application whose code tells who calls it, and takes two requests in each batch."""
+    app = shoal.App(
+        protocols=["openai", "oip"],
+        middleware=[Middleware(AuthenticationMiddleware, backend=ByHeader())],
+    )
+    options = {"placement": placement, "max_batch_size": 2, "batch_wait_timeout_s": None}
+    for name in ("told", "pieces", "vector"):
+        app.backend(name, f"caller_code:{name}", **options)
+        app.route(name, backend=name, path=f"/{name}")
+    return app
+
+
+def rows(number):
+    tensor = {"name": "x", "shape": [number], "datatype": "BYTES", "data": ["a"] * number}
+    return "/v2/models/told/infer", {"inputs": [tensor]}
+
+
+def texts_of(answer):
+    if answer.headers["content-type"] == "text/event-stream; charset=utf-8":
+        return list(text_of(events(answer.body))[0].values())
+    body = answer.json()
+    if isinstance(body, str):
+        return [body]
+    if "outputs" in body:
+        return body["outputs"][0]["data"]
+    if "data" in body:
+        return ["".join(map(chr, map(int, one["embedding"]))) for one in body["data"]]
+    return [
+        one["message"]["content"] if "message" in one else one["text"] for one in body["choices"]
+    ]
+
+
+FORMS = {
+    "json": ("/told", "a"),
+    "completion": (COMPLETIONS, {"model": "told", "prompt": "a"}),
+    "completion, n=2": (COMPLETIONS, {"model": "told", "prompt": "a", "n": 2}),
+    "completion in pieces": (COMPLETIONS, {"model": "pieces", "prompt": "a"}),
+    "stream": (COMPLETIONS, {"model": "pieces", "prompt": "a", "stream": True}),
+    "stream, n=2": (COMPLETIONS, {"model": "pieces", "prompt": "a", "stream": True, "n": 2}),
+    "chat": ("/v1/chat/completions", {"model": "told", "messages": HI}),
+    "embedding": ("/v1/embeddings", {"model": "vector", "input": "a"}),
+    "embeddings": ("/v1/embeddings", {"model": "vector", "input": ["a", "b"]}),
+    "row": rows(1),
+    "rows": rows(2),
+}
+
+
+@pytest.mark.real_time  # code runs in threads, and in processes
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_each_request_of_a_batch_has_its_own_caller(placement):
+    """``request.metadata`` has it, whatever the protocol."""
+    app = telling_app(placement)
+    async with app.lifespan():
+        for form, (path, asked) in FORMS.items():
+            calls = {
+                caller: Call(app, path, item=asked, headers=headers)
+                for caller, headers in CALLERS.items()
+            }
+            async with anyio.create_task_group() as tasks:
+                for call in calls.values():
+                    tasks.start_soon(call.run)
+            for caller, call in calls.items():
+                assert call.status == 200, (form, call.body)
+                assert set(texts_of(call.answer)) == {caller}, form
+        for path in ("/told", "/pieces"):
+            async with opened(app, path, headers=COD) as cod, opened(app, path) as unknown:
+                cod.say(id=1, item="a")
+                unknown.say(id=1, item="a")
+                assert await result_of(cod) == "cod: read write"
+                assert await result_of(unknown) == ": "
+
+
+async def result_of(socket):
+    """The result of the only request on a WebSocket, or the items of its stream, joined."""
+    pieces = ""
+    while (message := await socket.read()) != {"id": 1, "end": True}:
+        if "result" in message:
+            return message["result"]
+        pieces += message["next"]
+    return pieces

@@ -1,9 +1,11 @@
-"""`App` in FastAPI, Starlette and Litestar, and FastAPI in an `App`, with their lifespans."""
+"""`App` in FastAPI, Starlette and Litestar, FastAPI in an `App`, and marks of FastAPI."""
 
 import re
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 import anyio
+import fastapi
 import httpx
 import pytest
 from fastapi import FastAPI, Request
@@ -12,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 import shoal
+from handlers import ask_once
 from shoal.errors import LifespanFailed
 from shoal.testing.asgi import ask
 
@@ -54,9 +57,20 @@ def in_starlette(models):
 
 
 def in_litestar(models):
-    from litestar_site import site_with
+    from litestar import Litestar, asgi, get  # which takes a while
+    from litestar.types import Receive, Scope, Send
 
-    site = site_with(models)
+    @asgi("/ml", is_mount=True, copy_scope=True)
+    async def ml(scope: Scope, receive: Receive, send: Send) -> None:
+        # Litestar removes the prefix, and adds a slash.
+        path = "/ml" + scope["path"].rstrip("/")
+        await models({**scope, "root_path": "/ml", "path": path}, receive, send)
+
+    @get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    site = Litestar([ml, hello], lifespan=[models.lifespan], logging_config=None)
     return site, site.lifespan()
 
 
@@ -126,21 +140,19 @@ async def test_what_middleware_says_of_a_request_stays_in_its_state():
 
     outer = shoal.App(middleware=[telling])
     outer.mount("/api", inner, lifespan=True)
-    async with outer.lifespan():
-        assert (await ask(outer, "/api/user", method="GET")).json() == ["eel", "api"]
+    assert (await ask_once(outer, "/api/user", method="GET")).json() == ["eel", "api"]
 
 
-async def test_lifespans_start_as_they_were_mounted_and_end_in_reverse():
+async def test_lifespans_start_as_they_were_mounted_and_end_in_reverse(app):
     log = []
-    outer = shoal.App()
     for prefix in ("/b", "/a/long/one", "/", "/cc"):
-        outer.mount(prefix, api(log, prefix), lifespan=True)
-    async with outer.lifespan():
+        app.mount(prefix, api(log, prefix), lifespan=True)
+    async with app.lifespan():
         pass
     order = ["/b", "/a/long/one", "/", "/cc"]
     opens = [f"{prefix} opens" for prefix in order]
     assert log == [*opens, *(f"{prefix} closes" for prefix in reversed(order))]
-    answer = await ask(outer, "/-/routes", method="GET")
+    answer = await ask(app, "/-/routes", method="GET")
     assert answer.json()["mounts"] == order
 
 
@@ -220,8 +232,7 @@ async def test_an_application_without_a_lifespan_may_be_mounted_so(outer):
         await PlainTextResponse("plain")(scope, receive, send)
 
     outer.mount("/plain", plain, lifespan=True)
-    async with outer.lifespan():
-        assert (await ask(outer, "/plain/x", method="GET")).body == b"plain"
+    assert (await ask_once(outer, "/plain/x", method="GET")).body == b"plain"
 
 
 async def test_its_lifespan_is_not_run_unless_asked_for(outer):
@@ -250,3 +261,46 @@ async def test_the_docs_page_shows_a_mounted_fastapi_beside_the_endpoints(option
         ]
     assert {*ours["paths"]} == {"/length", "/letters"}
     assert {*theirs["paths"]} == {"/hello"}
+
+
+# Annotations that would let a client set what code trusts, which are refused
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "words"),
+    [
+        (Annotated[int, fastapi.Depends(int)], ..., r"'one' is marked with Depends\(\) of FastAPI"),
+        (Annotated[int, fastapi.Security(int)], ..., r"'one' is marked with Security\(\) of FastA"),
+        (Annotated[str, fastapi.Header()], ..., r"'one' is marked with Header\(\) of FastAPI"),
+        (Annotated[str, fastapi.Body()], ..., r"'one' is marked with Body\(\) of FastAPI"),
+        (Annotated[bytes, fastapi.File()], ..., r"'one' is marked with File\(\) of FastAPI"),
+        (fastapi.UploadFile, ..., "'one' is an UploadFile, which JSON can't hold"),
+        (int, fastapi.Depends(int), r"'one' is marked with Depends\(\) of FastAPI"),
+        (int, fastapi.Query(5), r"'one' is marked with Query\(\) of FastAPI"),
+    ],
+)
+@pytest.mark.parametrize("others", [False, True])
+def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
+    def alone(one=default): ...
+
+    def beside(text: str, one=default): ...
+
+    handler = beside if others else alone
+    handler.__annotations__["one"] = annotation
+    if default is ...:
+        handler.__defaults__ = None
+    with pytest.raises(TypeError, match=words):
+        shoal.App().post("/x")(handler)
+
+
+@pytest.mark.one_loop
+async def test_a_dependency_is_never_what_a_caller_says(app):
+    def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:
+        return user
+
+    app.backend("trusting", trusting)
+    app.route("trusting", backend="trusting", path="/x")
+    async with app.lifespan():
+        assert (await ask(app, "/x?user=admin", method="GET")).status == 500
+        assert (await ask(app, "/x", "admin")).status == 500
+        assert (await ask(app, "/x", {"user": "admin"})).status == 500

@@ -5,12 +5,14 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from held_app import metrics_of
 
 import shoal
 from serving.scenes import Gated, Stage, echo, failing
+from shoal.asgi.extensions import DECODED
 from shoal.http.app.app import App
 from shoal.serving.controller.controller import Controller
+from shoal.serving.shadow import PrimaryAnswer
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -34,10 +36,6 @@ async def beside(client, tag, code=echo, **config):
 
 async def named(items: list[int]) -> list[str]:
     return [shoal.current_backend_tag()] * len(items)
-
-
-def kind_of(answer):
-    return answer.status, answer.json()["type"].removeprefix("urn:shoal:problem:")
 
 
 class Code:
@@ -120,7 +118,7 @@ async def test_a_method_of_its_own_may_answer_by_a_stream():
 async def test_what_is_no_method_for_callers_is_not_found(method):
     async with up(Code) as (app, client, stage):
         answer = await ask(app, "/e", 3, **asked(method))
-        assert kind_of(answer) == (404, "no-such-method")
+        assert (answer.status, answer.json()["type"][-14:]) == (404, "no-such-method")
         assert b"negative" not in answer.body
         with pytest.raises(shoal.errors.NoSuchName, match="negative"):  # code of ours may be told
             await (await client.get_handle("e")).options(method_name=method).call(3)
@@ -196,6 +194,37 @@ async def test_a_body_that_takes_its_time_goes_where_traffic_goes_when_it_is_the
         assert call.answer.json() == "new"
 
 
+async def test_the_traffic_may_move_while_the_body_is_fetched(app):
+    """By a front end, which has decoded the item for another backend."""
+    app.backend("one", named)
+    app.route("m", backend="one", path="/m")
+
+    class Fetching(Call):
+        async def _receive(self):
+            controller = app.controller
+            if "two" not in controller.backends:
+                await controller.create_backend("two", named)
+                await controller.set_traffic("m", {"two": 1.0})
+                await controller.delete_backend("one")
+            return await super()._receive()
+
+    async with app.lifespan():
+        call = Fetching(app, "/m", item=1)
+        decoders = []
+        call.scope["extensions"] = {
+            DECODED: {
+                "receive": call._receive,
+                "send": call._send,
+                "decoded": (999, 2),
+                "teach": lambda number, description: decoders.append(number),
+            }
+        }
+        await call.run()
+        assert (call.status, call.answer.json()) == (200, "two")
+        assert decoders[0] == 0  # the old one is removed
+        assert app.controller.endpoints["m"].requests == 1
+
+
 async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
     async with up() as (app, client, _stage):
         call = Call(app, "/e", body=b"1", headers=[JSON], whole=False)
@@ -247,13 +276,19 @@ async def test_a_body_that_is_refused_is_not_copied():
         assert (await shadow_of(client)).sent == 0
 
 
-async def figures(app):
-    text = (await ask(app, "/-/metrics", method="GET")).body.decode()
-    return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+async def test_a_copy_of_a_stream_waits_for_no_answer(monkeypatch, app):
+    made, init = [], PrimaryAnswer.__init__
+    monkeypatch.setattr(PrimaryAnswer, "__init__", lambda one: made.append(one) or init(one))
+
+    app.backend("one", Code().steps)
+    app.backend("two", Code().steps)
+    app.route("m", backend="one", path="/m")
+    async with app.lifespan():
+        await app.controller.shadow_traffic("m", "two", 1.0, compare=lambda *_: True)
+        assert (await ask(app, "/m", 1)).status == 200
+        (answer,) = made
+        with anyio.fail_after(1):
+            await answer.ended.wait()
 
 
 async def test_a_stream_that_fails_is_one_error():
@@ -265,16 +300,16 @@ async def test_a_stream_that_fails_is_one_error():
         assert b"event: error" in (await ask(app, "/e", 1)).body
         endpoint = client.endpoints["e"]
         assert (endpoint.requests, endpoint.errors) == (1, 1)
-        labels = ("endpoint", "e"), ("outcome", "failed"), ("protocol", "json")
-        assert (await figures(app))["shoal_request_seconds_count", *labels] == 1
+        labels = 'endpoint="e",outcome="failed",protocol="json"'
+        assert f"shoal_request_seconds_count{{{labels}}} 1.0" in await metrics_of(app)
 
 
 async def test_each_series_is_there_once_whatever_backends_are_called():
     async with up(Code) as (app, client, _stage):
         await beside(client, "b.negative")
         await ask(app, "/e", 1, **asked("negative"))
-        text = (await ask(app, "/-/metrics", method="GET")).body.decode()
-        series = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] != "#"]
+        lines = (await metrics_of(app)).splitlines()
+        series = [line.rpartition(" ")[0] for line in lines if line[:1] != "#"]
         assert sorted(series) == sorted(set(series))
 
 

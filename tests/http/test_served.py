@@ -26,16 +26,12 @@ pytestmark = pytest.mark.real_time
 HERE = Path(__file__).parent
 
 SERVERS = {
-    "shoal on asyncio": (
-        *("shoal", "serve", "--port", "{port}", "--event-loop", "asyncio", "{module}:app"),
-    ),
-    "hypercorn on trio": ("hypercorn", "-k", "trio", "-b", "127.0.0.1:{port}", "{module}:app"),
-    "hypercorn on asyncio": (
-        *("hypercorn", "-k", "asyncio", "-b", "127.0.0.1:{port}", "{module}:app"),
-    ),
-    "uvicorn": ("uvicorn", "--port", "{port}", "{module}:app"),
-    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "{module}:app"),
-    "shoal, mounted": ("shoal", "serve", "--port", "{port}", "{module}:site"),
+    "shoal on asyncio": "shoal serve --port {port} --event-loop asyncio served_app:app",
+    "hypercorn on trio": "hypercorn -k trio -b 127.0.0.1:{port} served_app:app",
+    "hypercorn on asyncio": "hypercorn -k asyncio -b 127.0.0.1:{port} served_app:app",
+    "uvicorn": "uvicorn --port {port} served_app:app",
+    "granian": "granian --interface asgi --port {port} served_app:app",
+    "shoal, mounted": "shoal serve --port {port} served_app:site",
 }
 SLOW = {"hypercorn on asyncio", "granian", "shoal, mounted"}
 # What a server's command exits with after SIGTERM, where that is not 0.
@@ -60,17 +56,23 @@ class Served:
         raise AssertionError(f"{self.name} did not start")
 
 
-@contextmanager
-def started(name, module="served_app"):
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in SERVERS],
+)
+def served(request):
+    name = request.param
+    module = SERVERS[name].split()[0]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
     with socket.socket() as reserved:
         # Until a socket listens at the port, both can be bound to it, and no other test gets it.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        words = [word.format(port=port, module=module) for word in SERVERS[name]]
         # A session of its own, since some commands start processes that outlive them when killed.
         process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", *SERVERS[name].format(port=port).split()],
             cwd=HERE,
             start_new_session=True,
             stderr=subprocess.DEVNULL,
@@ -83,18 +85,6 @@ def started(name, module="served_app"):
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in SERVERS],
-)
-def served(request):
-    module = SERVERS[request.param][0]
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
-    with started(request.param) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,18 +1,22 @@
-"""Calls over a server without sockets, and what its clients get."""
+"""Calls over a server without sockets, what its clients get, and the batches that they share."""
 
 import gc
 import logging
 import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
-from held_app import answers_counted, counted, served, statistics
-from server_in_memory import asked, serving
+from held_app import answers_counted, counted, metrics_of, served, statistics
+from server_in_memory import Wire, asked, serving
 from starlette.responses import PlainTextResponse, Response
 
 import shoal
+from closed_loops import Sizes, think
 from handlers import echo
+from shoal.core.request import DispatchReason
 from shoal.http.admin.api import AdminApi
 from shoal.http.app.admin_mount import AdminMount, AppAdmin
 from shoal.testing import settle
@@ -33,10 +37,7 @@ def with_the_admin_api(app):
 @pytest.mark.parametrize("serve_it", [itself, with_the_admin_api, admin_of])
 async def test_many_calls_wait_in_one_batch(held_app, held, serve_it):
     async with held_app.lifespan(), serving(serve_it(held_app)) as server:
-        clients = [server.connect() for _ in range(100)]
-        for client in clients:
-            client.ask("/held", 1)
-        await settle()
+        clients = await server.ask_together("/held", *[1] * 100)
         assert server.counts() == (100, 0)
         assert server.shared.running == 100
         await held.let_go()
@@ -106,18 +107,6 @@ async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
 
 
 FLOOD = 500
-
-
-def taking_all_paths(**options):
-    app = shoal.App(**options)
-
-    @app.endpoint("/{any:path}", name="any", methods=("GET", "POST"))
-    async def take(items: list[bytes]) -> list[str]:
-        return ["taken"] * len(items)
-
-    return app
-
-
 OF_ADMINS = [
     *("/-/api/status", "/-/api%2fstatus", "/%2d/api/status", "/-/%61pi/status", "/-%2Fapi/status"),
     *("/-/api/../api/status", "http://shoal.test/-/api/status"),
@@ -127,9 +116,12 @@ OF_ENDPOINTS = ["//-/api/status", "/./-/api/status", "/a/../-/api/status"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_the_admin_api_wants_its_token_however_its_path_is_written(method):
-    app = taking_all_paths()
-    async with app.lifespan(), serving(AppAdmin(app, token="x" * 32, allowed_modules=())) as server:
+async def test_the_admin_api_wants_its_token_however_its_path_is_written(method, app):
+    @app.endpoint("/{any:path}", name="any", methods=("GET", "POST"))
+    async def take(items: list[bytes]) -> list[str]:
+        return ["taken"] * len(items)
+
+    async with app.lifespan(), serving(with_the_admin_api(app)) as server:
         for status, targets in ((401, OF_ADMINS), (404, NOWHERE), (200, OF_ENDPOINTS)):
             for target in targets:
                 client = await server.ask(target, method=method)
@@ -297,3 +289,71 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, mon
     if leaves_after_s is not None:  # a connection that has ended does leave something
         found = [name for name in found if name in OF_REQUESTS]
     assert found == []
+
+
+# Clients in closed loops stay in one batch over HTTP, too; see `batching/test_regathering.py`
+
+
+MOST = 64
+
+
+class Asking(Wire):
+    """The wire of a client, which asks, and is told when its answer is there."""
+
+    def __init__(self, server: Any, path: str) -> None:
+        super().__init__()
+        self._client = server.connect(self)
+        self._path = path
+        self._end = b""
+        self._came: Callable[[], object] = lambda: None
+
+    def ask(self, number: int, came: Callable[[], object]) -> None:
+        self.sent = b""
+        self._end = b"\r\n0\r\n\r\n" if self._path == "/steps" else b"\r\n\r\n%d" % number
+        self._came = came
+        self._client.ask(self._path, number)
+
+    def send(self, data: bytes) -> bool:
+        is_taken = super().send(data)
+        if self.sent.endswith(self._end):
+            assert self.sent.startswith(b"HTTP/1.1 200 ")
+            self._came()
+        return is_taken
+
+
+async def in_loops(server: Any, path: str, clients: int, rounds: int) -> None:
+    """Has clients ask again and again, each a moment after its last answer."""
+
+    async def loop(number: int) -> None:
+        wire = Asking(server, path)
+        for nth in range(rounds):
+            await think(number, nth, clients)
+            came = anyio.Event()
+            wire.ask(number, came.set)
+            await came.wait()
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(clients):
+            tasks.start_soon(loop, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/results", "/steps"])
+@pytest.mark.parametrize(
+    ("clients", "rounds"), [pytest.param(16, 10, marks=pytest.mark.one_loop), (MOST, 10)]
+)
+async def test_clients_in_closed_loops_are_gathered_again(path, clients, rounds):
+    means = {}
+    for regather in (True, False):
+        app, model = shoal.App(), Sizes()
+        code = model.results if path == "/results" else model.steps
+        app.endpoint(path, max_batch_size=MOST, placement="task", regather=regather)(code)
+        async with served(app) as server:
+            await in_loops(server, path, clients, rounds)
+            metrics = await metrics_of(app)
+        count = model.reasons.count(DispatchReason.REGATHER)
+        labels = f'backend="{path[1:]}",method="__call__",reason="regather"'
+        assert f"shoal_batches_total{{{labels}}} {float(count)}" in metrics
+        means[regather] = model.mean() / min(clients, MOST)
+    assert means[True] >= 0.85
+    assert means[False] < 0.6

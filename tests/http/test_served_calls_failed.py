@@ -131,10 +131,7 @@ async def test_whatever_the_check_of_an_item_raises_its_call_fails_alone(kind, a
     fail.__annotations__["items"] = list[Annotated[bool, BeforeValidator(check)]]
     app.endpoint("/fail", name="fail")(fail)
     async with served(app) as server:
-        clients = [server.connect() for _ in range(3)]
-        for client in clients:
-            client.ask("/fail", client is clients[1])
-        await settle()
+        clients = await server.ask_together("/fail", False, True, False)
         assert [client.statuses for client in clients] == [[200], [500], [200]]
         assert server.counts() == (3, 3)
         assert counted(app, "fail") == (3, 1)
@@ -146,10 +143,7 @@ async def test_an_error_that_comes_too_late_for_another_answer_is_told_once(held
         raise RuntimeError("not this time")
 
     async with served(held_app) as server:
-        client, other = server.connect(), server.connect()
-        for each in (client, other):
-            each.ask("/held", 1)
-        await settle()
+        client, other = await server.ask_together("/held", 1, 1)
         client.wire.send = broken
         await held.let_go()
         assert (client.statuses, other.statuses) == ([], [200])
@@ -207,14 +201,11 @@ async def test_calls_of_an_application_that_closes_are_answered(held_app, held):
     async with anyio.create_task_group() as tasks, serving(held_app) as server:
         tasks.start_soon(run)
         await is_open.wait()
-        client, late = server.connect(), server.connect()
-        client.ask("/held", 1)
-        await settle()
+        client = await server.ask("/held", 1)
         close.set()
         await settle()
         assert client.statuses == []
         await held.let_go()
-        late.ask("/held", 2)
-        await settle()
+        late = await server.ask("/held", 2)
         assert (client.statuses, late.statuses) == ([200], [503])
         assert server.counts() == (2, 2)

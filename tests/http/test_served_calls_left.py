@@ -28,16 +28,14 @@ async def settled(server, client, *, answers=0):
 
 async def test_a_client_that_leaves_before_its_call_begins_frees_its_place(held_app, held, caplog):
     async with served(held_app) as server:
-        client, other = server.connect(), server.connect()
+        client = server.connect()
         client.ask("/held", 1)
         client.leave()
         await settled(server, client)
         assert counted(held_app) == (0, 0)
         assert statistics(held_app).queued == statistics(held_app).running == 0
         held.go.set()
-        other.ask("/held", 2)
-        await settle()
-        assert other.statuses == [200]
+        assert (await server.ask("/held", 2)).statuses == [200]
         assert await answers_counted(held_app) == {"ok": 1}
     assert held.batches == [[2]]
     assert caplog.records == []
@@ -46,10 +44,7 @@ async def test_a_client_that_leaves_before_its_call_begins_frees_its_place(held_
 async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(held, app):
     app.endpoint("/held", name="held", max_batch_size=1, max_concurrent_batches=1)(held)
     async with served(app) as server:
-        first, client, last = (server.connect() for _ in range(3))
-        for number, each in enumerate((first, client, last)):
-            each.ask("/held", number)
-            await settle()
+        first, client, last = [await server.ask("/held", number) for number in range(3)]
         assert statistics(app).queued == 2
         client.leave()
         await settle()
@@ -152,13 +147,9 @@ async def test_a_client_that_leaves_while_its_background_task_runs_frees_its_pla
         return [PlainTextResponse("soon", background=BackgroundTask(go.wait)) for _ in items]
 
     async with served(app) as server:
-        client, other = server.connect(), server.connect()
-        client.ask("/later", 1)
-        await settle()
+        client = await server.ask("/later", 1)
         assert client.answers == [(200, b"soon")]
-        other.ask("/-/healthz")
-        await settle()
-        assert other.statuses == [200]
+        assert (await server.ask("/-/healthz")).statuses == [200]
         client.leave()
         await settle()
         assert client.releases == 0

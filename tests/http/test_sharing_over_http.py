@@ -4,12 +4,56 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import pytest
-from held_app import counted, served
-from sharing_app import CACHE, Slow, asked_together
+from held_app import counted, metrics_of, served
 
+import shoal
 from shoal.testing import settle
 from shoal.testing.asgi import ask
+
+CACHE = shoal.Cache(max_size=10, ttl_s=60)
+
+
+class Slow:
+    """An application whose endpoints take a second; notes the items."""
+
+    def __init__(self, *, middleware: Any = (), **options: Any) -> None:
+        self.items: list[Any] = []
+        self.app = shoal.App(middleware=middleware)
+        options = {"max_batch_size": 8, "placement": "task"} | options
+        self.app.endpoint("/unary", **options)(self.unary)
+        self.app.endpoint("/stream", **options)(self.stream)
+        self.app.endpoint("/of/{name}", **options)(self.of)
+
+    async def unary(self, items: list[dict[str, int]]) -> list[dict[str, int]]:
+        self.items += items
+        await anyio.sleep(1)
+        return [{"twice": 2 * item["value"]} for item in items]
+
+    async def of(self, items: list[int]) -> list[int]:
+        self.items += items
+        await anyio.sleep(1)
+        return items
+
+    async def stream(self, items: list[dict[str, int]]) -> Any:
+        self.items += items
+        for nth in range(2):
+            await anyio.sleep(1)
+            yield [f"{item['value']}.{nth}" for item in items]
+
+
+async def asked_together(app: shoal.App, *requests: tuple[str, Any, dict[str, str]]) -> list[Any]:
+    bodies: list[Any] = [None] * len(requests)
+
+    async def one(nth: int, path: str, item: Any, headers: dict[str, str]) -> None:
+        answer = await ask(app, path, item, headers=headers.items())
+        bodies[nth] = answer.body if path == "/stream" else answer.json()
+
+    async with anyio.create_task_group() as tasks:
+        for nth, request in enumerate(requests):
+            tasks.start_soon(one, nth, *request)
+    return bodies
 
 
 async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind(app):
@@ -67,7 +111,7 @@ async def test_hits_are_counted():
         request = ("/unary", {"value": 3}, {})
         await asked_together(slow.app, request, request)
         await asked_together(slow.app, request)
-        metrics = (await ask(slow.app, "/-/metrics", method="GET")).body.decode()
+        metrics = await metrics_of(slow.app)
     assert 'shoal_shared_requests_total{backend="unary",method="__call__"} 1.0' in metrics
     assert 'shoal_cache_hits_total{backend="unary",method="__call__"} 1.0' in metrics
     assert (

@@ -11,9 +11,11 @@ from live_server import live, request, until_quiet
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from starlette.applications import Starlette
+from starlette.responses import Response
 from starlette.routing import Mount
 from websockets.sync.client import connect
 
+from handlers import ask_once
 from observe.spans import Spans, events, ids, linked, new_spans, traced_app  # noqa: F401
 from shoal.http_client import HttpClient
 from shoal.observe import instrument
@@ -189,12 +191,7 @@ async def test_a_wrong_tracestate_is_dropped(spans, caplog):
 
 async def test_pages_have_no_spans_and_mounted_applications_have(spans):
     app = traced_app(spans)
-
-    async def mounted(scope, receive, send):
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    app.mount("/other", mounted)
+    app.mount("/other", Response(status_code=201))
     outer = Starlette(routes=[Mount("/ml", app=app)])
     async with app.lifespan():
         for path in ("/-/healthz", "/-/metrics", "/-/docs"):
@@ -225,9 +222,7 @@ async def test_a_websocket_is_one_span_with_the_requests_on_it(spans):
 
 
 async def test_an_unknown_method_is_not_a_name(spans):
-    app = traced_app(spans)
-    async with app.lifespan():
-        await ask(app, "/double/a", method="RANDOM1")
+    await ask_once(traced_app(spans), "/double/a", method="RANDOM1")
     assert spans.one("HTTP").attributes["http.request.method"] == "_OTHER"
 
 

@@ -3,7 +3,6 @@
 import io
 import pickle
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,6 +11,7 @@ from typing_extensions import TypedDict
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import app_of
 from shoal.testing.asgi import ask
 
 np = pytest.importorskip("numpy")
@@ -66,8 +66,7 @@ async def test_a_file_of_another_byte_order_is_an_array_of_this_machine(dtype):
     async def native(arrays: list[np.ndarray]) -> list[bool]:
         return [array.dtype.isnative for array in arrays]
 
-    app = shoal.App()
-    app.endpoint("/native")(native)
+    app = app_of(native, "/native")
     async with app.lifespan():
         assert (await send(app, "/native", npy(np.ones(2, dtype)))).json() is True
 
@@ -84,8 +83,7 @@ async def test_whole_numbers_fit_or_are_refused(dtype):
         return [(str(array.dtype), *map(int, array.ravel())) for array in arrays]
 
     numbers.__annotations__["arrays"] = list[NDArray[dtype]]
-    app = shoal.App()
-    app.endpoint("/numbers")(numbers)
+    app = app_of(numbers, "/numbers")
     name, bounds = dtype.__name__, np.iinfo(dtype)
     fitting = [[bounds.min, 1], [2, bounds.max]]
     async with app.lifespan():
@@ -165,12 +163,10 @@ async def test_a_file_that_lies_or_holds_objects_is_refused(app, body):
 
 
 async def test_an_array_beside_other_parameters_is_a_member_with_its_name():
-    app = shoal.App()
-
-    @app.endpoint("/both", placement="task")
     async def both(a: list[NDArray[np.float32]], b: list[int]) -> list[list]:
         return [[x.dtype.name, x.tolist(), y] for x, y in zip(a, b, strict=True)]
 
+    app = app_of(both, "/both", placement="task")
     async with app.lifespan():
         answer = await ask(app, "/both", {"a": [[1, 2]], "b": 3})
         assert answer.json() == ["float32", [[1.0, 2.0]], 3]
@@ -198,7 +194,6 @@ async def test_numbers_of_more_than_64_bits_are_written_as_far_as_json_has_them(
 
 
 ormsgpack = pytest.importorskip("ormsgpack")
-
 
 Four = np.ndarray[tuple[Literal[4]], np.dtype[np.float32]]
 
@@ -267,12 +262,6 @@ async def shapes(anyio_backend):
         yield shapes
 
 
-def npy_of(array):
-    file = BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 def assert_refused(answer, status=422):
     assert answer.status == status, answer.body
     text = answer.body.decode()
@@ -295,12 +284,10 @@ async def test_a_wrong_shape_is_a_422_that_has_both(shapes, name):
 
 @pytest.mark.parametrize("name", ["array", "optional"])
 async def test_a_file_of_a_wrong_shape_is_refused_and_of_another_float_converted(shapes, name):
-    types = [("content-type", "application/x-npy")]
-    answer = await ask(shapes, f"/{name}", body=npy_of(np.ones(4, ">f8")), headers=types)
-    assert answer.json() == [1.0] * 4
-    assert_refused(await ask(shapes, f"/{name}", body=npy_of(np.ones(3)), headers=types))
-    wrong = await ask(shapes, f"/{name}", body=npy_of(np.ones(4) * 1j), headers=types)
-    texts = await ask(shapes, f"/{name}", body=npy_of(np.array(["a"])), headers=types)
+    assert (await send(shapes, f"/{name}", npy(np.ones(4, ">f8")))).json() == [1.0] * 4
+    assert_refused(await send(shapes, f"/{name}", npy(np.ones(3))))
+    wrong = await send(shapes, f"/{name}", npy(np.ones(4) * 1j))
+    texts = await send(shapes, f"/{name}", npy(np.array(["a"])))
     assert (wrong.status, texts.status) == (422, 422)
     assert "complex128" in wrong.json()["detail"]
     assert "float32" in wrong.json()["detail"]
@@ -339,8 +326,7 @@ async def sizes(items: list[bytes], names: list[str]) -> list[int]:
 @pytest.mark.parametrize("kind", ["application/msgpack", "application/x-msgpack"])
 async def test_a_body_that_needs_the_extra_is_refused_by_its_name(monkeypatch, kind):
     monkeypatch.setattr("shoal.http.json.payload.has_msgpack", lambda: False)
-    app = shoal.App()
-    app.endpoint("/sizes")(sizes)
+    app = app_of(sizes, "/sizes")
     async with app.lifespan():
         answer = await ask(app, "/sizes", body=b"x", headers=[("content-type", kind)])
         other = await ask(app, "/sizes", body=b"x", headers=[("content-type", "text/plain")])

@@ -1,4 +1,4 @@
-"""Bodies in other forms than JSON, and answers in them, as httpx sends and reads them."""
+"""Bodies in other forms than JSON, and answers in the forms that ``Accept`` chooses."""
 
 import gzip
 import io
@@ -21,7 +21,8 @@ from shoal.testing.asgi import ask
 pytestmark = pytest.mark.real_time
 
 PNG = b"\x89PNG\r\n\x1a\n\x00\xff"
-MSGPACK = {"content-type": "application/msgpack"}
+MSGPACK = [("content-type", "application/msgpack")]
+FORM = [("content-type", "multipart/form-data; boundary=b")]
 MIB = 2**20
 
 
@@ -73,6 +74,19 @@ async def app(anyio_backend):
     @app.endpoint("/form")
     async def read_form(items: list[Request]) -> list[list]:
         return [list(await one.form()) for one in items]
+
+    @app.get("/value")
+    def value() -> dict[str, int]:
+        return {"a": 1}
+
+    @app.get("/bytes")
+    def some_bytes() -> bytes:
+        return b"abc"
+
+    @app.get("/steps")
+    async def steps():
+        yield 1
+        yield 2
 
     @app.endpoint("/broken")
     def broken(items: list[int]) -> list:
@@ -201,8 +215,7 @@ def msgpack_bodies():
 @pytest.mark.one_loop
 @pytest.mark.parametrize(("body", "status"), [*msgpack_bodies()], ids=range(17))
 async def test_msgpack_is_bounded_before_it_is_read(app, body, status):
-    headers = [("content-type", "application/msgpack")]
-    answer = await ask(app, "/echo", body=body, headers=headers)
+    answer = await ask(app, "/echo", body=body, headers=MSGPACK)
     assert answer.status == status
     assert status != 413 or "body-too-complex" in answer.json()["type"]
 
@@ -256,6 +269,33 @@ async def test_accept_says_how_an_array_is_answered(app, accept, kind):
     assert value == [2.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    ("path", "accept", "media_type", "varies"),
+    [
+        ("/value", None, "application/json", False),
+        ("/value", "*/*", "application/json", False),
+        ("/value", "application/json", "application/json", False),
+        ("/value", "application/json, */*;q=0.1", "application/json", True),
+        ("/value", "application/x-npy", "application/json", True),
+        ("/value", "application/msgpack", "application/msgpack", True),
+        ("/array", None, "application/json", False),
+        ("/array", "application/x-npy", "application/x-npy", True),
+        ("/array", "text/html", "application/json", True),
+        ("/bytes", "application/msgpack", "application/octet-stream", False),
+        ("/steps", None, "text/event-stream; charset=utf-8", True),
+        ("/steps", "application/x-ndjson", "application/x-ndjson; charset=utf-8", True),
+        ("/steps", "application/json", "application/json", True),
+        ("/steps", "text/html", "application/problem+json", True),
+    ],
+)
+async def test_an_answer_varies_if_its_form_was_chosen(app, path, accept, media_type, varies):
+    headers = [] if accept is None else [("accept", accept)]
+    asked = {"item": [1, 2]} if path == "/array" else {"method": "GET"}
+    answer = await ask(app, path, **asked, headers=headers)
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers.get("vary") == ("accept" if varies else None)
+
+
 @pytest.mark.one_loop
 async def test_what_can_not_be_written_as_asked_is_json(app):
     for accept in ("application/x-npy", "application/msgpack"):
@@ -293,8 +333,7 @@ def forms():
 @pytest.mark.one_loop
 @pytest.mark.parametrize(("body", "status"), [*forms()], ids=range(10))
 async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
-    headers = [("content-type", "multipart/form-data; boundary=b")]
-    answer = await ask(app, "/upload", body=body, headers=headers)
+    answer = await ask(app, "/upload", body=body, headers=FORM)
     assert answer.status == status
     assert status == 200 or answer.json()["type"] == "urn:shoal:problem:invalid-form"
     assert caplog.records == []  # else a client could fill the log
@@ -331,8 +370,7 @@ async def test_a_form_that_would_cost_too_much_is_refused_unparsed(app, kind, bo
 async def test_a_form_with_large_files_is_read_by_the_code(app):
     data = b"\r\n--\r\n\r\n;" * 10_000
     body = form(part(data=data), part(b"more"))
-    headers = [("content-type", "multipart/form-data; boundary=b")]
-    assert (await ask(app, "/form", body=body, headers=headers)).json() == ["file", "more"]
+    assert (await ask(app, "/form", body=body, headers=FORM)).json() == ["file", "more"]
     headers = [("content-type", "application/x-www-form-urlencoded")]
     assert (await ask(app, "/form", body=b"a=1&b=2", headers=headers)).json() == ["a", "b"]
 
@@ -341,9 +379,7 @@ async def test_a_form_with_large_files_is_read_by_the_code(app):
 @pytest.mark.parametrize("text", ["x", b"x"])
 async def test_an_array_of_texts_is_refused_before_each_is_made_as_long_as_the_longest(app, text):
     texts = [MIB * text, *[text] * 1000]  # numpy would take 1 or 4 GiB for these
-    answer, peak = await measured(
-        app, "/array", body=ormsgpack.packb([texts]), headers=[*MSGPACK.items()]
-    )
+    answer, peak = await measured(app, "/array", body=ormsgpack.packb([texts]), headers=MSGPACK)
     assert answer.status == 422
     assert "numbers" in answer.json()["detail"]
     assert peak < 20 * MIB

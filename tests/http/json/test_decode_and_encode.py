@@ -19,10 +19,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 import shoal
+from handlers import ask_once, ask_together, asking
 from shoal.cli import main
 from shoal.serving.app_file.file import read_app_file
 from shoal.testing import settle
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
 if TYPE_CHECKING:
@@ -50,11 +51,6 @@ def served(handler=same, path="/x", settings=None, **options):
     return app
 
 
-async def asked(app, path="/x", *item, **more):
-    async with app.lifespan():
-        return await ask(app, path, *item, **more)
-
-
 def form(*parts: tuple[str, str, bytes]) -> bytes:
     pieces = [
         f'--b\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + data
@@ -80,7 +76,7 @@ async def test_a_function_reads_headers_the_query_and_the_path():
 
     app = served(path="/users/{user:int}", decode=decode, methods=("PUT",))
     headers = [("x-tenant", "sea"), ("cookie", "session=s")]
-    answer = await asked(app, "/users/7?limit=3", headers=headers, method="PUT")
+    answer = await ask_once(app, "/users/7?limit=3", headers=headers, method="PUT")
     expected = {"tenant": "sea", "limit": 3, "user": 7, "session": "s", "method": "PUT"}
     assert (answer.status, answer.json()) == (200, expected)
 
@@ -111,7 +107,7 @@ async def test_a_function_is_asynchronous_if_it_likes():
         return [await request.json(), len(await request.body())]
 
     compressed = {"body": gzip.compress(b'"a"'), "headers": [GZIP]}
-    assert (await asked(served(decode=decode), **compressed)).json() == ["a", 3]
+    assert (await ask_once(served(decode=decode), "/x", **compressed)).json() == ["a", 3]
 
 
 @dataclass
@@ -131,7 +127,7 @@ async def test_an_object_with_an_asynchronous_call_makes_items_of_any_class():
     async def sizes(pictures: list[Picture]) -> list[int]:
         return [len(one.pixels) for one in pictures]
 
-    assert (await asked(served(sizes, decode=Decoder()), body=b"abc")).json() == 3
+    assert (await ask_once(served(sizes, decode=Decoder()), "/x", body=b"abc")).json() == 3
 
 
 @pytest.mark.one_loop
@@ -142,7 +138,7 @@ async def test_a_parameter_of_the_path_may_have_the_name_of_one_of_the_code():
     async def decode(request: Request) -> tuple[str, str]:
         return request.path_params["user"], await request.json()
 
-    assert (await asked(served(greet, path="/{user}", decode=decode), "/ann", "hi")).json() == (
+    assert (await ask_once(served(greet, path="/{user}", decode=decode), "/ann", "hi")).json() == (
         "ann: hi"
     )
 
@@ -214,7 +210,7 @@ async def test_a_batcher_s_own_errors_have_their_statuses(option):
     def busy(_given: Any) -> Any:
         raise shoal.errors.Overloaded("another service is busy")
 
-    answer = await asked(served(**{option: busy}), "/x", 1)
+    answer = await ask_once(served(**{option: busy}), "/x", 1)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
 
 
@@ -226,10 +222,7 @@ async def test_a_wrong_number_of_values_fails_only_its_own_request(made, caplog)
 
     found = iter([made, ("a", "b")])
     app = served(two, decode=lambda _: next(found), max_batch_size=2, batch_wait_timeout_s=9)
-    calls = [Call(app, "/x"), Call(app, "/x")]
-    async with app.lifespan(), anyio.create_task_group() as tasks:
-        for call in calls:
-            tasks.start_soon(call.run)
+    calls = await ask_together(app, "/x", ..., ...)
     assert sorted(call.status for call in calls) == [200, 500]
     wanted = "decode must return a tuple of 2 values, one for each parameter of the code, not "
     assert wanted in caplog.text
@@ -276,8 +269,7 @@ async def test_a_client_that_leaves_cancels_the_function(handler):
             ended.set()
 
     app = served(handler, decode=decode)
-    call = Call(app, "/x")
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/x", ...) as [call]:
         await settle()
         call.leave()
         await ended.wait()
@@ -305,7 +297,7 @@ async def test_uploads_are_closed_after_the_response(handler, fails):
 
     parts = [("small", '; filename="a"', b"1"), ("large", '; filename="b"', bytes(2 * MIB))]
     app = served(handler, decode=decode, encode=encode)
-    answer = await asked(app, body=form(*parts), headers=[FORM])
+    answer = await ask_once(app, "/x", body=form(*parts), headers=[FORM])
     assert answer.status == (402 if fails else 200)
     assert [one.file.closed for one in seen] == [True, True]
 
@@ -319,7 +311,7 @@ async def test_uploads_are_closed_after_the_response(handler, fails):
     ids=["whole", "streaming"],
 )
 async def test_a_response_is_made_of_a_result(encode):
-    answer = await asked(served(encode=encode), "/x", ["a", "b"])
+    answer = await ask_once(served(encode=encode), "/x", ["a", "b"])
     assert (answer.status, answer.body, answer.headers["x-made"]) == (201, b"ab", "1")
     assert answer.headers["content-type"] == "text/css; charset=utf-8"
 
@@ -362,7 +354,7 @@ async def test_each_item_of_a_stream_is_encoded(accept, body):
         lambda item, request: f"{request.headers['x-before']}{item}>",
     ):
         headers = [("accept", accept), ("x-before", "<")]
-        answer = await asked(served(steps, encode=encode), "/x", 1, headers=headers)
+        answer = await ask_once(served(steps, encode=encode), "/x", 1, headers=headers)
         assert (answer.status, answer.body) == (200, body)
 
 
@@ -386,13 +378,13 @@ async def test_a_stream_that_can_not_be_encoded_ends_with_an_error():
 @pytest.mark.one_loop
 async def test_a_response_is_no_item_of_a_stream():
     app = served(steps, encode=lambda _item: PlainTextResponse("a"))
-    assert (await asked(app, "/x", 1)).status == 500
+    assert (await ask_once(app, "/x", 1)).status == 500
 
 
 @pytest.mark.one_loop
 async def test_head_has_the_headers_alone():
     app = served(decode=lambda _: 1, encode=lambda _: Response(b"abc", 203))
-    answer = await asked(app, method="HEAD")
+    answer = await ask_once(app, "/x", method="HEAD")
     assert (answer.status, answer.headers["content-length"], answer.body) == (203, "3", b"")
 
 

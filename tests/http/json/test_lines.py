@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 import shoal
+from handlers import ask_once, asking
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -69,8 +70,7 @@ async def test_the_items_share_a_batch_and_each_line_has_a_result(seen):
 @pytest.mark.parametrize("name", ["application/ndjson", "Application/JSONL; charset=utf-8"])
 async def test_other_names_of_the_media_type(name, seen):
     seen.endpoint("/x", str, int)
-    async with seen.app.lifespan():
-        answer = await ask(seen.app, "/x", body=b"1\n2", headers=[("content-type", name)])
+    answer = await ask_once(seen.app, "/x", body=b"1\n2", headers=[("content-type", name)])
     assert lines_of(answer) == [{"result": "1"}, {"result": "2"}]
 
 
@@ -121,8 +121,7 @@ async def test_a_query_is_read_whatever_the_media_type_of_no_body(app):
     async def lengths(texts: list[str]) -> list[int]:
         return [len(text) for text in texts]
 
-    async with app.lifespan():
-        answer = await ask(app, "/x?texts=eel", method="GET", headers=[LINES])
+    answer = await ask_once(app, "/x?texts=eel", method="GET", headers=[LINES])
     assert answer.json() == 3
 
 
@@ -196,21 +195,14 @@ async def test_more_items_than_the_queue_has_room_for_are_taken_in_turns(seen):
         assert max(map(len, seen.batches)) == 4
 
 
-async def test_an_overload_is_one_response(app):
-    go = anyio.Event()
-
-    @app.endpoint("/x", max_batch_size=1, max_queued_requests=1)
-    async def held(items: list[int]) -> list[int]:
-        await go.wait()
-        return items
-
-    first, second = (Call(app, "/x", item=0) for _ in range(2))
-    async with app.lifespan(), calling(first, second):
+async def test_an_overload_is_one_response(app, held):
+    app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=1)(held)
+    async with asking(app, "/x", 0, 0) as [_first, second]:
         await settle()
         answer = await sent(app, "/x", body_of(1, 2))
         assert (answer.status, answer.json()["type"]) == (503, "urn:shoal:problem:overloaded")
         assert "retry-after" in answer.headers
-        go.set()
+        held.go.set()
         await second.returned.wait()
 
 

@@ -1,4 +1,4 @@
-"""Results that the JSON and MessagePack libraries refuse, or write wrongly, are written right."""
+"""Results that the JSON and MessagePack libraries refuse or write wrongly, in every protocol."""
 
 import array
 import collections
@@ -7,18 +7,24 @@ import datetime as dt
 import decimal
 import enum
 import json
+import struct
 import uuid
 from typing import Any
 
+import anyio
 import numpy as np
 import ormsgpack
 import pydantic.dataclasses
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+import shoal
+from event_loops import one_loop_for_the_file  # noqa: F401
 from shoal.core.npy import array_of
 from shoal.http.json.endpoint import BYTES, written
 from shoal.http.requests.plain import encoded
+from shoal.testing.asgi import ask
+from socket_in_memory import opened
 
 HALF = "a\ud800b"
 WHOLE = "a\N{REPLACEMENT CHARACTER}b"
@@ -36,6 +42,10 @@ class Fish(BaseModel):
 
 class Named(BaseModel):
     first: int = Field(alias="First")
+
+
+class Renamed(Named):
+    second: str = Field("x", serialization_alias="Second", validation_alias="Second")
 
 
 @dataclasses.dataclass
@@ -260,3 +270,100 @@ def test_a_file_has_the_dtype_of_the_array(value):
 @pytest.mark.parametrize("value", [np.ma.array([1, 2], mask=[0, 1]), np.array([1, None])])
 def test_an_array_that_a_file_would_change_is_sent_as_json(value):
     assert as_type(value, b"application/x-npy") == [1, None]
+
+
+# Half of a surrogate pair in a result is U+FFFD in every protocol, and the rest is as always
+
+
+async def halves(items: list[str]) -> list[Any]:
+    return [HALF for _ in items]
+
+
+async def members(items: list[str]) -> list[Any]:
+    return [{"text": HALF, HALF: 2**70} for _ in items]
+
+
+async def stream(prompts: list[str]):
+    yield [HALF for _ in prompts]
+    await anyio.lowlevel.checkpoint()
+    yield ["b" for _ in prompts]
+
+
+async def same(items: list[Renamed]) -> list[Renamed]:
+    return items
+
+
+@pytest.fixture(scope="module")
+async def app(anyio_backend):
+    app = shoal.App(protocols=["oip", "openai"])
+    for code in (halves, members, stream, same):
+        app.endpoint(f"/{code.__name__}", name=code.__name__)(code)
+    async with app.lifespan():
+        yield app
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/event-stream", "application/x-ndjson", "application/json"]
+)
+@pytest.mark.one_loop
+async def test_in_a_stream(app, accept):
+    answer = await ask(app, "/stream", "x", headers=[("accept", accept)])
+    assert WHOLE in answer.body.decode()
+    assert '"b"' in answer.body.decode()
+    assert "error" not in answer.body.decode()
+
+
+@pytest.mark.one_loop
+async def test_on_a_websocket(app):
+    async with opened(app, "/halves") as socket:
+        socket.say(id=1, item="x")
+        assert (await socket.read())["result"] == WHOLE
+    async with opened(app, "/stream") as socket:
+        socket.say(id=1, item="x")
+        assert [(await socket.read()).get("next") for _ in range(2)] == [WHOLE, "b"]
+
+
+@pytest.mark.one_loop
+async def test_in_tensors(app):
+    given = {"name": "x", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+    url = "/v2/models/halves/infer"
+    answer = await ask(app, url, {"inputs": [given]})
+    assert answer.json()["outputs"][0]["data"] == [WHOLE]
+    binary = {"inputs": [given], "parameters": {"binary_data_output": True}}
+    answer = await ask(app, url, binary)
+    data = WHOLE.encode()
+    assert answer.body.endswith(struct.pack("<I", len(data)) + data)
+
+
+@pytest.mark.parametrize("model", ["halves", "stream"])
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("stop", [None, ["zz"]])
+@pytest.mark.one_loop
+async def test_in_openais_completions(app, model, is_stream, stop):
+    given = {"model": model, "prompt": "x", "stream": is_stream, "stop": stop}
+    answer = await ask(app, "/v1/completions", given)
+    assert answer.status == 200
+    text = answer.body.decode()
+    if is_stream:
+        events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    else:
+        events = [json.loads(text)]
+    found = "".join(one["choices"][0]["text"] for one in events if one["choices"])
+    assert found == (WHOLE if model == "halves" else WHOLE + "b")
+
+
+@pytest.mark.one_loop
+async def test_a_handle_in_the_process_passes_the_result_itself(app):
+    handle = await app.controller.get_handle("halves")
+    assert await handle.call("x") == HALF
+
+
+@pytest.mark.one_loop
+async def test_a_result_in_messagepack_can_be_sent_back_as_an_item(app):
+    types = [("content-type", "application/msgpack"), ("accept", "application/msgpack")]
+    answer = await ask(app, "/same", {"First": 1, "Second": "y"}, headers=types[1:])
+    assert ormsgpack.unpackb(answer.body) == {"First": 1, "Second": "y"}
+    again = await ask(app, "/same", body=answer.body, headers=types)
+    wrong = await ask(app, "/same", body=ormsgpack.packb({"first": 1}), headers=types)
+    assert again.body == answer.body
+    assert wrong.status == 422

@@ -1,6 +1,7 @@
 """Random bodies to OpenAI's paths: none is an error of the server, and nothing is kept of them."""
 
 import json
+from functools import partial
 
 import pytest
 from fuzzing import Sent, checking, fuzzed, sent_by
@@ -114,10 +115,6 @@ CASES = st.builds(
 )
 
 
-def fuzzed_app():
-    return openai_app(max_body_bytes=2**20)
-
-
 def check_form(sent, answer):
     """An error is an object of the protocol, or a text about what is no HTTP."""
     if answer.headers["content-type"].startswith("text/plain"):
@@ -137,4 +134,4 @@ def check_form(sent, answer):
 
 @fuzzed
 def test_no_body_is_an_error_of_the_server(fuzz):
-    fuzz(fuzzed_app, sent_by(CASES), checking(check_form))
+    fuzz(partial(openai_app, max_body_bytes=2**20), sent_by(CASES), checking(check_form))

@@ -11,25 +11,30 @@ from typing import Annotated
 import anyio
 import numpy as np
 import pytest
-from openai_app import Options, events, openai_app, text_of
+from openai_app import (
+    CHATS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    HI,
+    USAGE,
+    Options,
+    events,
+    openai_app,
+    streamed,
+    text_of,
+)
 from pydantic import Field
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
-from handlers import ask_once
+from handlers import app_of, ask_once, asking
 from shoal.http.openai import OpenAI
 from shoal.http.openai.texts.text_job import SPECIAL
 from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
-
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
-HI = [{"role": "user", "content": "hi"}]
-
-
-USAGE = {"stream_options": {"include_usage": True}}
 
 
 def usage_of(prompt_tokens, tokens):
@@ -60,13 +65,6 @@ async def completed(app, model, prompt, **more):
     answer = await ask(app, COMPLETIONS, {"model": model, "prompt": prompt, **more})
     assert answer.status == 200, answer.body
     return answer.json()
-
-
-async def streamed(app, path=COMPLETIONS, **asked):
-    answer = await ask(app, path, {"stream": True, **asked})
-    assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    return events(answer.body)
 
 
 async def refused(app, asked, path=COMPLETIONS):
@@ -368,11 +366,9 @@ async def test_a_template_that_gives_no_text_fails_its_own_caller_alone(more):
         batches.append(list(prompts))
         return [prompt.upper() for prompt in prompts]
 
-    async with app.lifespan():
-        neighbour = Call(app, COMPLETIONS, item={"model": "upper", "prompt": "a"})
-        async with calling(neighbour):
-            status, error = await refused(app, {"model": "upper", "messages": HI, **more}, CHATS)
-            await anyio.sleep(2)
+    async with asking(app, COMPLETIONS, {"model": "upper", "prompt": "a"}) as [neighbour]:
+        status, error = await refused(app, {"model": "upper", "messages": HI, **more}, CHATS)
+        await anyio.sleep(2)
     assert (status, error["type"]) == (500, "server_error")
     assert error["message"] == "The chat template gave no text, but NoneType"
     assert batches == [["a"]]
@@ -402,7 +398,7 @@ async def test_the_models(app):
 
 async def test_embeddings(app):
     asked = {"model": "embed", "input": ["aa", "b c"]}
-    body = (await ask(app, "/v1/embeddings", asked)).json()
+    body = (await ask(app, EMBEDDINGS, asked)).json()
     assert body == {
         "object": "list",
         "data": [
@@ -413,20 +409,20 @@ async def test_embeddings(app):
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }
     asked |= {"input": "aa", "encoding_format": "base64"}
-    body = (await ask(app, "/v1/embeddings", asked)).json()
+    body = (await ask(app, EMBEDDINGS, asked)).json()
     vector = base64.b64decode(body["data"][0]["embedding"])
     assert struct.unpack("<2f", vector) == (2.0, 0.5)
 
 
-async def test_embeddings_are_one_batch():
-    app, sizes = shoal.App(protocols=["openai"]), []
+async def test_embeddings_are_one_batch(openai):
+    sizes = []
 
+    @openai.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)
     async def embed(texts: list[str]) -> list[list[float]]:
         sizes.append(len(texts))
         return [[1.0]] * len(texts)
 
-    app.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)(embed)
-    await ask_once(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
+    await ask_once(openai, EMBEDDINGS, {"model": "embed", "input": list("abcdefgh")})
     assert sizes == [8]
 
 
@@ -438,9 +434,8 @@ async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is
         return [prompt.upper() for prompt in prompts]
 
     openai.endpoint("/upper", name="upper", max_batch_size=2, max_queued_requests=2)(upper)
-    async with openai.lifespan():
-        given = {"model": "upper", "prompt": "a", "stream": is_stream, **asked}
-        answer = await ask(openai, COMPLETIONS, given)
+    given = {"model": "upper", "prompt": "a", "stream": is_stream, **asked}
+    answer = await ask_once(openai, COMPLETIONS, given)
     assert answer.status == 200
     if is_stream:
         assert answer.body.count(b'"text":"A"') == 7
@@ -448,7 +443,7 @@ async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is
         assert [one["text"] for one in answer.json()["choices"]] == ["A"] * 7
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queue(path, openai):
     async def slow(texts: list[str]) -> list[str] | list[list[float]]:
         await anyio.sleep(1)
@@ -478,9 +473,9 @@ async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queu
 
 async def test_as_many_inputs_as_promised_are_taken_by_an_idle_server(app):
     asked = {"model": "embed", "input": ["a"] * 2048}
-    answer = await ask(app, "/v1/embeddings", asked)
+    answer = await ask(app, EMBEDDINGS, asked)
     assert (answer.status, len(answer.json()["data"])) == (200, 2048)
-    status, error = await refused(app, {**asked, "input": ["a"] * 2049}, "/v1/embeddings")
+    status, error = await refused(app, {**asked, "input": ["a"] * 2049}, EMBEDDINGS)
     assert status == 400
     assert error["message"].endswith("There must be 1 to 2048 inputs, and there are 2049")
 
@@ -499,7 +494,7 @@ def chat(messages=HI, **more):
 
 
 def embedding(**more):
-    return "/v1/embeddings", {"model": "embed", "input": "a", **more}
+    return EMBEDDINGS, {"model": "embed", "input": "a", **more}
 
 
 REFUSED = [
@@ -600,15 +595,13 @@ async def test_overload_says_when_to_come_back():
         return prompts
 
     app.endpoint("/held", name="held", max_batch_size=1, max_queued_requests=0)(held)
-    async with app.lifespan():
-        first = Call(app, COMPLETIONS, item={"model": "held", "prompt": "a"})
-        async with calling(first):
-            await settle()
-            answer = await ask(app, COMPLETIONS, {"model": "held", "prompt": "a"})
-            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-            assert answer.json()["error"]["type"] == "rate_limit_error"
-            first.leave()
+    async with asking(app, COMPLETIONS, {"model": "held", "prompt": "a"}) as [first]:
+        await settle()
+        answer = await ask(app, COMPLETIONS, {"model": "held", "prompt": "a"})
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+        first.leave()
 
 
 async def test_a_prompt_that_is_too_long_is_the_clients_mistake(openai):
@@ -657,15 +650,14 @@ async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed(opena
 async def test_a_client_that_is_silent_gets_heartbeats():
     app = openai_app(heartbeat_s=3, models=["writer"])
     app.writer.is_held = True
-    async with app.lifespan():
-        call = Call(app, COMPLETIONS, item={"model": "writer", "prompt": "a b", "stream": True})
-        async with calling(call):
-            await anyio.sleep(7)
-            assert call.body == b":\n" * 2
-            app.writer.is_held = False
-            app.writer.step()
-            await call.returned.wait()
-        assert text_of(events(call.body))[0] == {0: "a b "}
+    asked = {"model": "writer", "prompt": "a b", "stream": True}
+    async with asking(app, COMPLETIONS, asked) as [call]:
+        await anyio.sleep(7)
+        assert call.body == b":\n" * 2
+        app.writer.is_held = False
+        app.writer.step()
+        await call.returned.wait()
+    assert text_of(events(call.body))[0] == {0: "a b "}
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}])
@@ -677,9 +669,8 @@ async def test_heartbeats_do_not_end_the_call_of_a_model_that_does_not_stream(mo
         await anyio.sleep(7)
         return [prompt.upper() for prompt in prompts]
 
-    async with app.lifespan():
-        asked = {"model": "slow", "prompt": "a", "stream": True, **more}
-        answer = await ask(app, COMPLETIONS, asked)
+    asked = {"model": "slow", "prompt": "a", "stream": True, **more}
+    answer = await ask_once(app, COMPLETIONS, asked)
     assert answer.body.startswith(b":\n" * 2 + b"data: ")
     assert text_of(events(answer.body))[0] == dict.fromkeys(range(more.get("n", 1)), "A")
 
@@ -751,12 +742,7 @@ async def test_other_paths_are_refused_in_the_own_form(app, path):
 @pytest.mark.parametrize("prefix", ["/v1", "/v1/audio", "/v2/models"])
 async def test_what_is_mounted_is_reached_below_the_path_of_a_protocol(prefix):
     app = shoal.App(protocols=["openai", "oip"])
-
-    async def mounted(scope, receive, send):
-        await send({"type": "http.response.start", "status": 299, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    app.mount(prefix, mounted)
+    app.mount(prefix, Response(status_code=299))
     async with app.lifespan():
         for method in ("GET", "POST"):
             assert (await ask(app, f"{prefix}/speech", method=method)).status == 299
@@ -769,14 +755,9 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
             raise RuntimeError("secret")
         return 1
 
-    app = shoal.App(protocols=[OpenAI(count_tokens=count)])
-
-    @app.endpoint("/upper", name="upper")
-    async def upper(prompts: list[str]) -> list[str]:
-        return [prompt.upper() for prompt in prompts]
-
-    asked = {"model": "upper", "prompt": "a b", "stream_options": {"include_usage": True}}
-    answer = await ask_once(app, COMPLETIONS, {**asked, "stream": True, **more})
+    app = openai_app(OpenAI(count_tokens=count), models=["upper"])
+    asked = {"model": "upper", "prompt": "a b", "stream": True, **USAGE, **more}
+    answer = await ask_once(app, COMPLETIONS, asked)
     if more:
         assert events(answer.body)[-1]["error"]["type"] == "server_error"
     else:
@@ -784,15 +765,12 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
 
 
 async def embedded(result, form, *, inputs="a"):
-    app = shoal.App(protocols=["openai"])
-
-    @app.endpoint("/embed", name="embed")
     async def embed(texts: list[str]) -> list:
         return [result for _ in texts]
 
-    async with app.lifespan():
-        asked = {"model": "embed", "input": inputs, "encoding_format": form}
-        return await ask(app, "/v1/embeddings", asked)
+    app = app_of(embed, name="embed", settings={"protocols": ["openai"]})
+    asked = {"model": "embed", "input": inputs, "encoding_format": form}
+    return await ask_once(app, EMBEDDINGS, asked)
 
 
 @pytest.mark.one_loop
@@ -875,7 +853,7 @@ async def test_all_inputs_of_a_request_go_to_one_backend(openai):
     async with openai.lifespan():
         for _ in range(8):
             asked = {"model": "embed", "input": ["a"] * 16}
-            found = (await ask(openai, "/v1/embeddings", asked)).json()["data"]
+            found = (await ask(openai, EMBEDDINGS, asked)).json()["data"]
             assert len({tuple(one["embedding"]) for one in found}) == 1
         endpoint = openai.controller.endpoints["embed"]
         assert (endpoint.requests, endpoint.errors) == (8, 0)

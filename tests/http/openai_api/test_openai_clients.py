@@ -1,16 +1,37 @@
-"""OpenAI's own client, and texts that end, with a server on a socket."""
+"""OpenAI's own client, and those of others that use its protocol, with a server on a socket.
+
+The AI SDK of Vercel needs node, and its packages: ``npm ci --prefix tests/http/openai_api/ai_sdk``.
+"""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import anyio
 import httpx
 import pytest
-from live_server import live
-from openai_app import events, openai_app
+from live_server import counted, live
+from openai_app import events, openai_app, upper
 
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
 HI = [{"role": "user", "content": "hi you there"}]
+FOLDER = Path(__file__).parent / "ai_sdk"
+PAGE = Path(__file__).parents[3] / "docs/how-to/serve-openai-clients.md"
+PROGRAMS = Path(__file__).parents[1] / "sdk_programs.py"
+CLIENTS = {
+    "openai": "openai",
+    "agents": "agents",
+    "litellm": "litellm",
+    "langchain": "langchain_openai",
+    "cohere": "cohere",
+}
+MODELS = ("records", "steps", "upper", "embed", "speech")
 
 
 @pytest.fixture
@@ -26,8 +47,7 @@ async def url(app):
 
 def use_client(url):
     """What a program does with the client."""
-    import openai
-
+    openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG_S) as client:
         names = [model.id for model in client.models.list()]
         assert "upper" in names
@@ -110,3 +130,60 @@ async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends(app
         answer = await client.post("/completions", json=asked)
         assert '"text":"e' not in answer.text
         assert len([one for one in app.writer.steps if one]) == 3 + ("stop" in more)
+
+
+@pytest.mark.slow
+@pytest.mark.one_loop
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_a_client(name):
+    if importlib.util.find_spec(CLIENTS[name]) is None:
+        pytest.skip(f"{CLIENTS[name]} is not installed")
+    async with live(openai_app(models=(*MODELS, "rank", "classes")), hang_s=110) as server:
+        program = [sys.executable, str(PROGRAMS), name, f"http://127.0.0.1:{server.port}"]
+        ended = await anyio.run_process(program, check=False, stderr=subprocess.STDOUT)
+    assert ended.returncode == 0, ended.stdout.decode()
+
+
+async def busy(prompts: list[str]) -> list[str]:
+    if "hold" in prompts[0]:
+        await anyio.sleep_forever()
+    return prompts
+
+
+async def run(*args):
+    """Runs node in the folder of the packages; returns its output."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    if not (FOLDER / "node_modules").exists():
+        pytest.skip(f"no packages: npm ci --prefix {FOLDER}")
+    ended = await anyio.run_process(
+        [node, *args], check=False, stderr=subprocess.STDOUT, cwd=FOLDER
+    )
+    assert ended.returncode == 0, ended.stdout.decode()
+    return ended.stdout.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.one_loop
+async def test_the_ai_sdk():
+    app = openai_app(models=(*MODELS, "words", "broken", "breaks", "writer"))
+    app.endpoint("/busy", name="busy", max_batch_size=1, max_queued_requests=1)(busy)
+    async with live(app, hang_s=110) as server:
+        await run("program.mjs", f"http://127.0.0.1:{server.port}")
+    # The program aborts these calls, and so frees their places.
+    assert counted(app)["writer", "openai", "left"] == 2
+    assert counted(app)["busy", "openai", "left"] == 4
+    assert len(app.writer.steps) < 400  # of 4,000
+
+
+@pytest.mark.slow
+@pytest.mark.one_loop
+async def test_the_example_of_the_page(openai):
+    page = PAGE.read_text(encoding="utf-8")
+    [code] = re.findall(r"^```js\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    openai.endpoint("/agent", name="agent")(upper)
+    async with live(openai) as server:
+        code = code.replace("localhost:8000", f"127.0.0.1:{server.port}")
+        printed = await run("--input-type=module", "--eval", code)
+    assert printed == "USER: HOW IS THE WEATHER?\nASSISTANT:\n"

@@ -5,21 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from openai_app import Everything, events
+from openai_app import CHATS, COMPLETIONS, EMBEDDINGS, HI, Everything, events, openai_app, upper
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import ask_once
 from shoal.http.openai import OpenAI
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.one_loop
 
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
-HI = [{"role": "user", "content": "hi"}]
 A_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 AN_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
@@ -170,12 +167,7 @@ async def test_a_template_gets_the_parameters_that_it_has():
     def template(messages, tools=None, *, documents=()):
         return f"{len(messages)} {len(tools or ())} {len(documents)}"
 
-    app = shoal.App(protocols=[OpenAI(chat_template=template)])
-
-    @app.endpoint("/echo", name="echo")
-    async def echo(prompts: list[str]) -> list[str]:
-        return prompts
-
+    app = openai_app(OpenAI(chat_template=template), models=["upper"])
     async with app.lifespan():
         asked = {"messages": HI, "tools": [A_TOOL], "documents": ["a", "b"]}
         answer = await ask(app, CHATS, asked)
@@ -375,20 +367,10 @@ async def test_the_model_may_be_missing_where_there_is_one(app):
     assert (answer.status, error["param"]) == (400, "model")
     assert error["message"] == "There are 6 models: send the name of one"
 
-    one = shoal.App(protocols=["openai"])
-
-    @one.endpoint("/echo", name="echo")
-    async def echo(prompts: list[str]) -> list[str]:
-        return prompts
-
-    @one.endpoint("/double", name="double")
-    async def double(numbers: list[int]) -> list[int]:
-        return numbers
-
-    async with one.lifespan():
-        for more in ({}, {"model": None}):
-            answer = await ask(one, COMPLETIONS, {"prompt": "a", **more})
-            assert (answer.status, answer.json()["model"]) == (200, "echo")
+    for more in ({}, {"model": None}):
+        one = openai_app(models=["upper", "numbers"])
+        answer = await ask_once(one, COMPLETIONS, {"prompt": "a", **more})
+        assert (answer.status, answer.json()["model"]) == (200, "upper")
 
 
 async def embedded(app, status=200, **asked):
@@ -428,16 +410,13 @@ async def test_lists_of_tokens_for_a_function_that_decodes_them():
     async def embed(texts: list[str]) -> list[list[float]]:
         return [[float(ord(text[0])), float(len(text))] for text in texts]
 
-    @app.endpoint("/echo", name="echo")
-    async def echo(texts: list[str]) -> list[str]:
-        return texts
-
+    app.endpoint("/upper", name="upper")(upper)
     async with app.lifespan():
         body = await embedded(app, model="embed", input=[[1, 2], [3]])
         assert vectors(body) == [[97.0, 2.0], [99.0, 1.0]]
         assert body["usage"]["prompt_tokens"] == 3
-        answer = await ask(app, COMPLETIONS, {"model": "echo", "prompt": [1, 2]})
-        assert answer.json()["choices"][0]["text"] == "ab"
+        answer = await ask(app, COMPLETIONS, {"model": "upper", "prompt": [1, 2]})
+        assert answer.json()["choices"][0]["text"] == "AB"
         error = (await embedded(app, 400, model="embed", input=[9]))["error"]
         assert (error["message"], error["param"]) == ("9 is no token", "input")
         await embedded(app, 500, model="embed", input=[8])

@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from handlers import ask_together, asking
 from shoal.testing import settle
-from shoal.testing.asgi import Call, ask, calling
+from shoal.testing.asgi import ask
 
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
@@ -150,8 +151,8 @@ async def test_scores_of_texts(app, first, second, pairs):
 
 
 @pytest.mark.parametrize("path", [RERANK, SCORE, CLASSIFY])
-async def test_the_inputs_of_several_requests_share_batches(path):
-    app, sizes = shoal.App(protocols=["openai"]), []
+async def test_the_inputs_of_several_requests_share_batches(path, openai):
+    sizes = []
 
     async def rank(pairs: list[tuple[str, str]]) -> list[float]:
         sizes.append(len(pairs))
@@ -162,33 +163,29 @@ async def test_the_inputs_of_several_requests_share_batches(path):
         return [[1.0]] * len(texts)
 
     code = classes if path == CLASSIFY else rank
-    app.endpoint("/m", name="m", max_batch_size=8, batch_wait_timeout_s=1)(code)
+    openai.endpoint("/m", name="m", max_batch_size=8, batch_wait_timeout_s=1)(code)
     asked = {
         RERANK: {"query": "q", "documents": ["a"] * 4},
         SCORE: {"text_1": "q", "text_2": ["a"] * 4},
         CLASSIFY: {"input": ["a"] * 4},
     }[path]
-    async with app.lifespan(), anyio.create_task_group() as tasks:
-        for _ in range(2):
-            tasks.start_soon(ask, app, path, asked)
+    await ask_together(openai, path, asked, asked)
     assert sizes == [8]
 
 
-async def test_a_client_that_leaves_takes_its_documents_along():
-    app, ran = shoal.App(protocols=["openai"]), []
+async def test_a_client_that_leaves_takes_its_documents_along(openai):
+    ran = []
 
-    @app.endpoint("/m", name="m", max_batch_size=1)
+    @openai.endpoint("/m", name="m", max_batch_size=1)
     async def rank(pairs: list[tuple[str, str]]) -> list[float]:
         ran.extend(pairs)
         await anyio.sleep(1)
         return [0.5] * len(pairs)
 
-    async with app.lifespan():
-        call = Call(app, RERANK, item={"query": "q", "documents": ["a"] * 4})
-        async with calling(call):
-            await settle()
-            call.leave()
-            await anyio.sleep(9)
+    async with asking(openai, RERANK, {"query": "q", "documents": ["a"] * 4}) as [call]:
+        await settle()
+        call.leave()
+        await anyio.sleep(9)
     assert len(ran) == 1
 
 
@@ -209,6 +206,7 @@ async def test_classes(app, text, label, probs, labels):
     assert body["usage"] == {"prompt_tokens": 1, "total_tokens": 1}
 
 
+RANK = {"model": "rank", "query": "q", "documents": ["a"]}
 WRONG = [
     (RERANK, {"model": "rank", "query": "q", "documents": []}, 400, "documents"),
     (RERANK, {"model": "rank", "query": "q", "documents": ["a"] * 2049}, 400, "documents"),
@@ -216,13 +214,8 @@ WRONG = [
     (RERANK, {"model": "rank", "query": "q", "documents": [1]}, 400, "documents.0"),
     (RERANK, {"model": "rank", "query": "q"}, 400, "documents"),
     (RERANK, {"model": "rank", "documents": ["a"]}, 400, "query"),
-    (RERANK, {"model": "rank", "query": "q", "documents": ["a"], "top_n": 0}, 400, "top_n"),
-    (
-        RERANK,
-        {"model": "rank", "query": "q", "documents": ["a"], "rank_fields": ["x"]},
-        400,
-        "rank_fields",
-    ),
+    (RERANK, {**RANK, "top_n": 0}, 400, "top_n"),
+    (RERANK, {**RANK, "rank_fields": ["x"]}, 400, "rank_fields"),
     (RERANK, {"model": "classes", "query": "q", "documents": ["a"]}, 404, "model"),
     (RERANK, {"model": "pieces", "query": "q", "documents": ["a"]}, 400, "model"),
     (RERANK, {"model": "parameters", "query": "q", "documents": ["x"]}, 400, "model"),

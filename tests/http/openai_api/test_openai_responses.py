@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from openai_app import openai_app
 from typing_extensions import TypedDict
 
 import shoal
@@ -344,14 +345,9 @@ async def test_a_template_makes_the_prompt_of_a_response():
             raise ValueError("no")
         return "|".join(one["content"] for one in messages)
 
-    app = shoal.App(protocols=[OpenAI(chat_template=template)])
-
-    @app.endpoint("/echo", name="echo")
-    async def echo(prompts: list[str]) -> list[str]:
-        return prompts
-
+    app = openai_app(OpenAI(chat_template=template), models=["upper"])
     async with app.lifespan():
         answer = await ask(app, RESPONSES, {"input": "b", "instructions": "a"})
-        assert answer.json()["output"][0]["content"][0]["text"] == "a|b"
+        assert answer.json()["output"][0]["content"][0]["text"] == "A|B"
         answer = await ask(app, RESPONSES, {"input": "bad"})
         assert (answer.status, answer.json()["error"]["param"]) == (400, "input")

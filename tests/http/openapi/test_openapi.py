@@ -101,40 +101,18 @@ async def of_fish(fish: list[Fish]) -> list[Caught]:
     return []
 
 
-async def of_odd(odd: list[Odd]) -> list[Odd]:
-    return []
-
-
-async def of_raising(raising: list[Raising]) -> list[Raising]:
-    return []
+async def of_odd(odd: list[Odd]) -> list[Odd]: ...
+async def of_raising(raising: list[Raising]) -> list[Raising]: ...
+async def of_bytes(items: list[bytes]) -> list[bytes]: ...
+async def of_requests(requests: list[Request]) -> list[Response]: ...
+async def of_arrays(items: list[np.ndarray]) -> list[np.ndarray]: ...
+async def of_several(one: list[int], other: list[Fish], flag: list[bool] = True) -> list[str]: ...
+async def of_errors(items: list[int]) -> list[int | ValueError]: ...
+async def of_pages(items: list[int]) -> list[dict[str, int] | HTMLResponse]: ...
 
 
 async def of_unknown(items):
     return items
-
-
-async def of_bytes(items: list[bytes]) -> list[bytes]:
-    return []
-
-
-async def of_requests(requests: list[Request]) -> list[Response]:
-    return []
-
-
-async def of_arrays(items: list[np.ndarray]) -> list[np.ndarray]:
-    return []
-
-
-async def of_several(one: list[int], other: list[Fish], flag: list[bool] = True) -> list[str]:
-    return []
-
-
-async def of_errors(items: list[int]) -> list[int | ValueError]:
-    return []
-
-
-async def of_pages(items: list[int]) -> list[dict[str, int] | HTMLResponse]:
-    return []
 
 
 async def steps(items: list[int]) -> AsyncIterator[list[Fish | type[StopIteration]]]:

@@ -1,10 +1,20 @@
-"""What the OpenAPI document says of bodies and results, and of ``decode=`` and ``encode=``."""
+"""What the OpenAPI document says of bodies and results, and that a served application keeps to it.
 
+What schemathesis sends to an application finds nothing that its document does not have.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from described_server import described_server
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -88,17 +98,9 @@ async def test_the_time_limit_is_a_header_of_seconds():
 
 
 def as_bytes(item: int) -> bytes: ...
-
-
 def as_bytes_or_text(item: int) -> bytes | str: ...
-
-
 def as_array(item: int) -> np.ndarray: ...
-
-
 def as_anything(item: int) -> Any: ...
-
-
 def as_number(item: int) -> int: ...
 
 
@@ -147,3 +149,68 @@ async def test_without_its_package_msgpack_is_not_described(monkeypatch):
     post, _ = await described(of_comment)
     assert MSGPACK not in post["requestBody"]["content"]
     assert MSGPACK not in post["responses"]["200"]["content"]
+
+
+HERE = Path(__file__).parent
+needs_schemathesis = pytest.mark.skipif(
+    importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"
+)
+# Left out: that what violates a schema is refused, since JSON is converted as pydantic does it, and
+# that what fits is accepted, since a schema can't say that nested lists are an array.
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_headers_conformance", "response_schema_conformance", "unsupported_method"),
+)
+# What it checks formats with takes seconds to import, for formats that no schema here has.
+PROGRAM = """
+import runpy, sys
+sys.modules["rfc3987_syntax"] = None
+runpy.run_module("schemathesis.cli", run_name="__main__", alter_sys=True)
+"""
+# A shorter limit is answered with 504 as it should be, which a check takes for a server's error.
+CONFIG = '[parameters]\n"header.X-Request-Timeout" = "30"\n'
+# Described as the other methods of these paths are, and as GET is in other paths.
+ALIKE = "^(get_(move|kind|raw|array|anything|nothing|times)|put_note)"
+
+
+@pytest.fixture(scope="module")
+def url(request):
+    """The address of the application, which a process of its own serves."""
+    with described_server("app", "--event-loop", request.param) as address:
+        yield address
+
+
+def run_schemathesis(url, tmp_path, examples, phases, *options):
+    """Sends cases, and returns how many there were."""
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG, encoding="utf-8")
+    command = [
+        *(sys.executable, "-c", PROGRAM, "--config-file", str(config)),
+        *("run", f"{url}/-/openapi.json"),
+        *("--checks", ",".join(CHECKS), "--phases", phases, "--max-examples", str(examples)),
+        *("--generation-deterministic", "--no-color"),
+        "--continue-on-failure",
+        *options,
+    ]
+    paths = os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": paths}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return int(re.search(r"([\d,]+) generated", done.stdout)[1].replace(",", ""))
+
+
+@pytest.mark.real_time
+@needs_schemathesis
+@pytest.mark.parametrize("url", ["trio"], indirect=True)
+def test_a_few_hundred_cases_find_nothing_undocumented(url, tmp_path):
+    alike = ("--exclude-operation-id-regex", ALIKE)
+    assert run_schemathesis(url, tmp_path, 1, "coverage", *alike) > 300
+
+
+@pytest.mark.real_time
+@needs_schemathesis
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("url", ["trio", "asyncio"], indirect=True)
+def test_two_thousand_cases_find_nothing_undocumented(url, tmp_path):
+    assert run_schemathesis(url, tmp_path, 60, "examples,coverage,fuzzing,stateful") >= 2000

@@ -75,7 +75,8 @@ class TextProtocol(HttpProtocol):
         return TextRoutes(controller, options)
 
 
-def text_app():
+@pytest.fixture
+def app():
     return shoal.App(protocols=[TextProtocol()])
 
 
@@ -92,8 +93,7 @@ async def counted(items: list[int]):
         yield [step if step < item else shoal.END for item in items]
 
 
-async def test_a_call_in_another_form_shares_batches_with_the_usual_one():
-    app = text_app()
+async def test_a_call_in_another_form_shares_batches_with_the_usual_one(app):
     app.endpoint("/d", max_batch_size=2, batch_wait_timeout_s=60)(doubled)
     async with app.lifespan():
         usual, other = Call(app, "/d", item=3), Call(app, "/text/doubled", body=b"4")
@@ -104,8 +104,7 @@ async def test_a_call_in_another_form_shares_batches_with_the_usual_one():
         assert (other.answer.status, other.answer.body) == (200, b"8")
 
 
-async def test_problems_have_its_form():
-    app = text_app()
+async def test_problems_have_its_form(app):
     app.endpoint("/d")(doubled)
     async with app.lifespan():
         refused = await ask(app, "/text/doubled", body=b"x")
@@ -117,8 +116,7 @@ async def test_problems_have_its_form():
         assert (status.requests, status.errors) == (2, 1)
 
 
-async def test_streams_have_its_form():
-    app = text_app()
+async def test_streams_have_its_form(app):
     app.endpoint("/c")(counted)
     async with app.lifespan():
         whole = await ask(app, "/text/counted", body=b"2")
@@ -127,16 +125,13 @@ async def test_streams_have_its_form():
         assert broken.body.endswith(b"+ 12\n! internal r1\n")
 
 
-async def test_the_first_protocol_with_a_route_at_a_path_has_it():
-    app = text_app()
+async def test_the_first_protocol_with_a_route_at_a_path_has_it(app):
     app.endpoint("/text/doubled")(doubled)
     assert (await ask_once(app, "/text/doubled", 4)).headers["content-type"] == "application/json"
 
 
-async def test_a_protocol_has_routes_that_belong_to_no_endpoint():
-    app = text_app()
+async def test_a_protocol_has_routes_that_belong_to_no_endpoint(app):
     assert (await ask_once(app, "/text", method="GET")).body == b""
-    app = text_app()
     app.endpoint("/d")(doubled)
     assert (await ask_once(app, "/text", method="GET")).body == b"doubled"
 

@@ -5,10 +5,11 @@ import pytest
 from held_app import statistics
 
 import shoal
+from handlers import app_of, asking
 from shoal.core.histogram import LEFT
 from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
-from shoal.testing.asgi import Call, calling
+from shoal.testing.asgi import Call, ask, calling
 
 
 @pytest.fixture
@@ -20,8 +21,7 @@ def app(held):
 
 async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_does_not(app, held):
     app.endpoint("/pair", name="pair", max_batch_size=2, batch_wait_timeout_s=None)(held)
-    leaver, mate = (Call(app, "/pair", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(leaver, mate):
+    async with asking(app, "/pair", 1, 2) as [leaver, mate]:
         await settle()
         leaver.leave()
         await leaver.returned.wait()
@@ -34,16 +34,13 @@ async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_do
 
 
 async def test_a_client_that_leaves_in_the_same_tick_as_its_result_harms_nobody(app, held):
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/held", 1) as [call]:
         await settle()
         held.go.set()
         call.leave()
         await call.returned.wait()
         assert statistics(app).finished + statistics(app).cancelled == 1
-        after = Call(app, "/held", item=2)
-        await after.run()
-        assert after.answer.json() == 2
+        assert (await ask(app, "/held", 2)).json() == 2
 
 
 async def test_a_client_that_is_gone_before_its_call_is_made_gets_no_result(app, held):
@@ -57,8 +54,7 @@ async def test_a_client_that_is_gone_before_its_call_is_made_gets_no_result(app,
 
 
 async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_result(app, held):
-    call = Call(app, "/held", body=b"1", whole=False)
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/held", ..., body=b"1", whole=False) as [call]:
         await settle()
         call.leave()
         await call.returned.wait()
@@ -67,8 +63,7 @@ async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_result(app,
 
 
 async def test_what_else_the_client_sends_does_not_end_its_call(app, held):
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/held", 1) as [call]:
         await settle()
         call.give(b"", more=False)
         await settle()
@@ -136,22 +131,9 @@ async def test_an_answer_before_the_application_is_open_has_its_time_as_well(unr
 # Clients that leave on servers which do not tell: one task notices them, and sleeps if it can
 
 
-def holding_app(go, **more):
-    app = shoal.App(**more)
-
-    async def held(items: list[int]) -> list[int]:
-        await go.wait()
-        return items
-
-    app.endpoint("/held", name="held", max_batch_size=8)(held)
-    return app
-
-
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_client_that_leaves_is_noticed_soon(late):
-    app = holding_app(anyio.Event())
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
+async def test_a_client_that_leaves_is_noticed_soon(app, late):
+    async with asking(app, "/held", 1) as [call]:
         await anyio.sleep(10 if late else 0)
         call.leave()
         left_at = anyio.current_time()
@@ -160,26 +142,18 @@ async def test_a_client_that_leaves_is_noticed_soon(late):
     assert call.status == LEFT
 
 
-async def test_a_short_call_never_waits_in_receive():
-    go = anyio.Event()
-    app = holding_app(go)
-    call = Call(app, "/held", item=1)
-    async with app.lifespan(), calling(call):
+async def test_a_short_call_never_waits_in_receive(app, held):
+    async with asking(app, "/held", 1) as [call]:
         await anyio.sleep(UNNOTICED_S / 2 - 0.01)
         assert not call.is_listening
-        go.set()
+        held.go.set()
         await call.returned.wait()
         assert call.answer.json() == 1
 
 
-async def test_a_receive_that_raises_ends_its_call_alone(caplog):
-    go = anyio.Event()
-
-    class Broken:
-        def __init__(self, app):
-            self.app = app
-
-        async def __call__(self, scope, receive, send):
+async def test_a_receive_that_raises_ends_its_call_alone(caplog, held):
+    def breaking(app):
+        async def run(scope, receive, send):
             messages = iter(range(9))
 
             async def broken():
@@ -187,26 +161,25 @@ async def test_a_receive_that_raises_ends_its_call_alone(caplog):
                     raise LookupError("no such message")
                 return await receive()
 
-            await self.app(scope, broken if scope["query_string"] else receive, send)
+            await app(scope, broken if scope["query_string"] else receive, send)
 
-    app = holding_app(go, middleware=[Broken])
+        return run
+
+    app = app_of(held, "/held", settings={"middleware": [breaking]}, max_batch_size=8, name="held")
     bad, good = Call(app, "/held?x", item=1), Call(app, "/held", item=2)
     async with app.lifespan(), calling(bad, good):
         await bad.returned.wait()
         assert "can't be watched" in caplog.text
         await settle()
-        go.set()
+        held.go.set()
         await good.returned.wait()
-        again = Call(app, "/held", item=3)
-        await again.run()
-        assert (good.answer.json(), again.answer.json()) == (2, 3)
+        again = await ask(app, "/held", 3)
+        assert (good.answer.json(), again.json()) == (2, 3)
     assert bad.status == LEFT
     caplog.clear()
 
 
-async def test_nothing_wakes_while_no_call_waits(monkeypatch):
-    go = anyio.Event()
-    app = holding_app(go)
+async def test_nothing_wakes_while_no_call_waits(app, held, monkeypatch):
     looks = []
     sleep = anyio.sleep
 
@@ -222,5 +195,5 @@ async def test_nothing_wakes_while_no_call_waits(monkeypatch):
         async with calling(long):
             await sleep(10)  # a call that is listened to costs no looks either
             assert 0 < len(looks) <= 3
-            go.set()
+            held.go.set()
             await long.returned.wait()

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import pytest
-from openai_app import events, text_of
+from openai_app import CHATS, COMPLETIONS, EMBEDDINGS, events, text_of
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
@@ -12,9 +12,6 @@ from shoal.http.openai import OpenAI
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask
 
-COMPLETIONS = "/v1/completions"
-CHATS = "/v1/chat/completions"
-EMBEDDINGS = "/v1/embeddings"
 SLOW_S = 10.0
 
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import shoal
+from handlers import ask_once
 from shoal.testing.asgi import ask
 from socket_in_memory import opened
 
@@ -68,13 +69,8 @@ def failing_app(make, **options):
     return app
 
 
-async def ask_as_json(app):
-    answer = await ask(app, "/m", "a")
-    return answer.status, answer.json().get("detail")
-
-
-async def ask_for_a_stream(app):
-    answer = await ask(app, "/s", "a", headers=[("accept", "application/x-ndjson")])
+async def ask_as_json(app, path="/m", accept="application/json"):
+    answer = await ask(app, path, "a", headers=[("accept", accept)])
     return answer.status, answer.json().get("detail")
 
 
@@ -116,7 +112,7 @@ async def ask_oip(app):
 
 WAYS = {
     "JSON": ask_as_json,
-    "stream": ask_for_a_stream,
+    "stream": partial(ask_as_json, path="/s", accept="application/x-ndjson"),
     "events": partial(read_a_stream, "text/event-stream"),
     "lines": partial(read_a_stream, "application/x-ndjson"),
     "WebSocket": partial(ask_on_a_websocket, "a", "/m"),
@@ -298,8 +294,7 @@ async def test_a_mounted_application_may_raise_one_too(app):
         raise Odd(409, {"code": 7}, {"Retry-After": 5, "Content-Length": "3"})
 
     app.mount("/bare", bare)
-    async with app.lifespan():
-        answer = await ask(app, "/bare", "a")
+    answer = await ask_once(app, "/bare", "a")
     assert (answer.status, answer.json()["detail"]) == (409, {"code": 7})
     assert answer.headers["retry-after"] == "5"
     assert int(answer.headers["content-length"]) == len(answer.body)
@@ -355,8 +350,8 @@ async def assert_without_framing(server, way, method, body):
 
 
 @pytest.mark.one_loop
-async def test_a_response_with_a_status_that_there_is_not_is_an_internal_error(caplog):
-    app, given = shoal.App(), []
+async def test_a_response_with_a_status_that_there_is_not_is_an_internal_error(caplog, app):
+    given = []
 
     @app.endpoint("/r", methods=("GET",))
     async def respond(items: list[bytes]) -> list[Response]:
@@ -377,6 +372,5 @@ async def test_a_response_of_no_media_type_is_sent_as_bytes(app):
     async def respond(items: list[bytes]) -> list[Response]:
         return [Response(b"text")]
 
-    async with app.lifespan():
-        answer = await ask(app, "/r", method="GET")
+    answer = await ask_once(app, "/r", method="GET")
     assert answer.headers["content-type"] == "application/octet-stream"

@@ -1,18 +1,22 @@
-"""Errors as answers: the one mapping, and what is kept from clients."""
+"""Errors as answers: the one mapping, and what is kept from clients, in each protocol."""
 
+import json
 import logging
 import traceback
+from typing import Any
 
 import anyio
 import pytest
+from openai_app import COMPLETIONS, events
 from starlette.exceptions import HTTPException
 
 import shoal
-from handlers import ask_once
+from handlers import ask_once, ask_together
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.problem import Problem, Refused, problem_of
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
+from socket_in_memory import opened
 
 
 @pytest.mark.parametrize(
@@ -94,10 +98,7 @@ async def test_an_http_exception_in_a_slot_is_its_callers_alone(app):
         return [HTTPException(404) if item else "fine" for item in items]
 
     app.endpoint("/x", max_batch_size=2, batch_wait_timeout_s=1)(handler)
-    bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)
-    async with app.lifespan(), calling(bad, good):
-        await bad.returned.wait()
-        await good.returned.wait()
+    bad, good = await ask_together(app, "/x", 1, 0)
     assert (bad.status, good.status) == (404, 200)
     assert "detail" not in bad.answer.json()
 
@@ -114,10 +115,7 @@ async def test_internals_are_shown_in_debug_mode_alone(debug):
 
 async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(caplog, app):
     app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)(failing(ValueError()))
-    calls = [Call(app, "/x", item=item) for item in range(3)]
-    async with app.lifespan(), calling(*calls):
-        for call in calls:
-            await call.returned.wait()
+    calls = await ask_together(app, "/x", 0, 1, 2)
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert record.getMessage().startswith("x: batch 1 failed: ValueError, 3 of 3 requests (")
     # The frames of the handler, without those of Shoal that called it.
@@ -149,10 +147,8 @@ async def answered(app, path, items):
     ("chosen", "status"), [(HTTPException(404), 404), (shoal.errors.ItemTooLarge("x"), 413)]
 )
 async def test_the_line_names_requests_whose_answer_code_did_not_choose(
-    caplog, items, chosen, status
+    caplog, items, chosen, status, app
 ):
-    app = shoal.App()
-
     @app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)
     async def some(items: list[int]) -> list[int]:
         return [{0: chosen, 5: ValueError("no")}.get(i, i) for i in items]
@@ -233,14 +229,13 @@ async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(capl
 
 
 async def test_what_a_handler_returned_is_not_logged(caplog, app):
+    async def wrong(items: list[int]) -> list[int]:
+        return "secret"  # type: ignore[return-value]
+
     app.endpoint("/x", name="x")(wrong)
     assert (await ask_once(app, "/x", 1)).status == 500
     assert "must give back a list of 1 results, not str" in caplog.text
     assert "secret" not in caplog.text
-
-
-async def wrong(items: list[int]) -> list[int]:
-    return "secret"  # type: ignore[return-value]
 
 
 async def test_what_is_the_clients_own_is_not_logged(caplog, app):
@@ -267,3 +262,108 @@ async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplo
     answer = await ask_once(app, "/", item=1)
     assert answer.status == 500
     assert len([r for r in caplog.records if r.exc_info]) == 1
+
+
+# What the cause would be seen by, in lower case: its text, its type, and where it was raised.
+OF_CAUSE = ["sesame", "unheard", "raise ", "test_problem", "traceback"]
+
+
+class Unheard(Exception):
+    """An error that only this file has."""
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "debug"])
+def debug(request):
+    return request.param
+
+
+@pytest.fixture
+async def broken(debug):
+    """An application whose code fails, at once or after one piece."""
+    app = shoal.App(protocols=["openai", "oip"], debug=debug)
+
+    @app.endpoint("/fails", name="fails")
+    async def fails(prompts: list[str]) -> list[str]:
+        raise Unheard("open sesame")
+
+    @app.endpoint("/vector", name="vector")
+    async def vector(texts: list[str]) -> list[list[float]]:
+        raise Unheard("open sesame")
+
+    @app.endpoint("/ends", name="ends")
+    async def ends(prompts: list[str]):
+        if prompts:
+            raise Unheard("open sesame")
+        yield prompts
+
+    @app.endpoint("/breaks", name="breaks")
+    async def breaks(prompts: list[str]):
+        yield ["one "] * len(prompts)
+        raise Unheard("open sesame")
+
+    async with app.lifespan():
+        yield app
+
+
+OPENAI = {
+    f"{model}{''.join(f', {name}' for name in more)}": (
+        "/v1/chat/completions" if "messages" in more else COMPLETIONS,
+        {"model": model, **({} if "messages" in more else {"prompt": "a"}), **more},
+    )
+    for model in ("fails", "ends", "breaks")
+    for more in (
+        {},
+        {"n": 2},
+        {"stream": True},
+        {"n": 2, "stream": True},
+        {"messages": [{"role": "user", "content": "a"}]},
+    )
+} | {
+    "embedding": ("/v1/embeddings", {"model": "vector", "input": "a"}),
+    "embeddings": ("/v1/embeddings", {"model": "vector", "input": ["a", "b"]}),
+}
+
+
+def shown(*seen: Any) -> list[str]:
+    """The parts of the cause that are in what a caller has got."""
+    text = json.dumps(seen).lower()
+    return [part for part in OF_CAUSE if part in text]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(("path", "asked"), OPENAI.values(), ids=OPENAI)
+async def test_the_cause_is_shown_by_openai_in_debug_mode_alone(broken, path, asked, debug, caplog):
+    answer = await ask(broken, path, asked)
+    if asked["model"] == "breaks" and "stream" in asked:
+        assert answer.status == 200
+        error = events(answer.body)[-1]["error"]
+    else:
+        assert answer.status == 500
+        error = answer.json()["error"]
+    assert error["type"] == "server_error"
+    assert error["message"].startswith("The call failed")
+    assert shown(error.get("traceback")) == (OF_CAUSE if debug else [])
+    assert shown(answer.headers, answer.body.decode()) == (OF_CAUSE if debug else [])
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("name", ["fails", "ends", "breaks"])
+async def test_the_cause_is_shown_over_a_websocket_in_debug_mode_alone(broken, name, debug, caplog):
+    async with opened(broken, f"/{name}") as socket:
+        socket.say(id=1, item="a")
+        if name == "breaks":
+            assert await socket.read() == {"id": 1, "next": "one "}
+        error = (await socket.read())["error"]
+    assert (error["type"], error["status"]) == ("urn:shoal:problem:internal", 500)
+    assert shown(error) == (OF_CAUSE if debug else [])
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("debug", [False], indirect=True)
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_without_debug_nothing_of_the_cause_is_shown_through_oip(broken, rows, caplog):
+    tensor = {"name": "x", "shape": [rows], "datatype": "BYTES", "data": ["a"] * rows}
+    answer = await ask(broken, "/v2/models/fails/infer", {"inputs": [tensor]})
+    assert answer.status == 500
+    assert answer.json()["error"].startswith("The call failed")
+    assert shown(answer.headers, answer.body.decode()) == []

@@ -7,8 +7,10 @@ from collections import Counter
 import anyio
 import pytest
 from held_app import counted, kind_of, served, slow_app
+from server_in_memory import asked
 
 import shoal
+from handlers import ask_once
 from shoal.testing.asgi import Call, ask, calling
 
 
@@ -59,10 +61,7 @@ async def test_a_body_that_comes_late_is_part_of_the_request_and_not_of_its_wait
 
     async with served(app) as server:
         client = server.connect()
-        client.say(
-            b"POST /full HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 2\r\n\r\n1"
-        )
+        client.say(asked("/full", 12)[:-1])
         await anyio.sleep(4)
         client.say(b"2")
         await anyio.sleep(4)
@@ -254,18 +253,14 @@ async def test_a_failed_request_says_them_and_one_that_never_ran_does_not():
 
 
 async def test_a_stream_says_how_long_it_waited():
-    app = slow_app("always")
-    async with app.lifespan():
-        answer = await ask(app, "/steps", 1)
+    answer = await ask_once(slow_app("always"), "/steps", 1)
     assert timing_of(answer.headers["server-timing"]) == {"queue": 0, "wait": 0}
 
 
 async def test_a_client_asks_for_it_where_it_may():
-    app = slow_app("asked")
-    async with app.lifespan():
-        for headers, there in [([], False), ([("X-Server-Timing", "1")], True)]:
-            answer = await ask(app, "/slow", 1, headers=headers)
-            assert ("server-timing" in answer.headers) is there
+    for headers, there in [([], False), ([("X-Server-Timing", "1")], True)]:
+        answer = await ask_once(slow_app("asked"), "/slow", 1, headers=headers)
+        assert ("server-timing" in answer.headers) is there
 
 
 async def test_without_the_option_nobody_is_told(app):
@@ -284,7 +279,6 @@ async def test_the_longest_times_of_several_calls_count():
         await anyio.sleep(1)
         return [[1.0] for _ in texts]
 
-    async with app.lifespan():
-        answer = await ask(app, "/v1/embeddings", {"model": "embed", "input": ["a", "b", "c"]})
+    answer = await ask_once(app, "/v1/embeddings", {"model": "embed", "input": ["a", "b", "c"]})
     assert answer.status == 200, answer.body
     assert timing_of(answer.headers["server-timing"])["queue"] == 2000

@@ -1,25 +1,17 @@
 """Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
 
 import json
-from types import SimpleNamespace
 
 import anyio
 import h2.events
 import pytest
-import trio
-import trio.testing
 from live_server import Http2Client, live, read_until, request
 from starlette.exceptions import HTTPException
 
 import shoal
-from shoal.asgi.http_options import HttpOptions
-from shoal.core.histogram import LEFT, ItemTimes
-from shoal.http.json.endpoint import JsonCodec
-from shoal.http.json.stream_forms import JSON_LINES, accepted
-from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.protocol import StreamForm
-from shoal.http.requests.shared_parts import SharedParts
-from shoal.http.requests.streaming import _Relay
+from handlers import ask_together, asking
+from shoal.core.histogram import LEFT
+from shoal.http.json.stream_forms import accepted
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -43,9 +35,7 @@ async def answered(steps, *values, method="POST", headers=(), **settings):
 
 
 async def test_server_sent_events_are_sent_as_they_are_produced(steps):
-    app = app_of_steps(steps)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps), "/steps", 1) as [call]:
         await settle()
         assert call.sent == []
         steps.step("a")
@@ -99,10 +89,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
         yield [2, 2]
 
     app = app_of_steps(mixed, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
-    bad, good = Call(app, "/steps", item=1), Call(app, "/steps", item=2)
-    async with app.lifespan(), calling(bad, good):
-        await bad.returned.wait()
-        await good.returned.wait()
+    bad, good = await ask_together(app, "/steps", 1, 2)
     assert b"event: error" in bad.body
     assert b'data: "fine"' in good.body
     assert good.body.endswith(b"event: end\ndata: {}\n\n")
@@ -113,9 +100,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
     [([], b":\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
 )
 async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
-    app = app_of_steps(steps, heartbeat_s=4)
-    call = Call(app, "/steps", item=1, headers=headers)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, heartbeat_s=4), "/steps", 1, headers=headers) as [call]:
         await call.until(lambda call: call.body == heartbeat)
         assert anyio.current_time() == pytest.approx(4)
         assert call.status == 200
@@ -128,8 +113,7 @@ async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
 
 async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again(steps):
     app = app_of_steps(steps, heartbeat_s=4)
-    call = Call(app, "/steps?items=1", method="GET")
-    async with app.lifespan(), calling(call):
+    async with asking(app, "/steps?items=1", ..., method="GET") as [call]:
         await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n")
         await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n:\n")
         call.leave()
@@ -158,9 +142,7 @@ async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
 
 
 async def test_an_error_after_a_heartbeat_is_an_event(steps):
-    app = app_of_steps(steps, heartbeat_s=4)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, heartbeat_s=4), "/steps", 1) as [call]:
         await call.until_sent(b":\n")
         steps.step(ValueError())
         await call.returned.wait()
@@ -169,8 +151,7 @@ async def test_an_error_after_a_heartbeat_is_an_event(steps):
 
 async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
     app = app_of_steps(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
-    leaver, mate = (Call(app, "/steps", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(leaver, mate):
+    async with asking(app, "/steps", 1, 2) as [leaver, mate]:
         steps.step("a")
         await leaver.until_sent(b"a")
         leaver.leave()
@@ -202,9 +183,7 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps)
 
 
 async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
-    app = app_of_steps(steps, send_timeout_s=3)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, send_timeout_s=3), "/steps", 1) as [call]:
         steps.step("a")
         await call.until_sent(b"a")
         await anyio.sleep(5)
@@ -218,50 +197,12 @@ async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(ste
 
 
 async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
-    app = app_of_steps(steps, send_timeout_s=3, heartbeat_s=20)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
+    async with asking(app_of_steps(steps, send_timeout_s=3, heartbeat_s=20), "/steps", 1) as [call]:
         steps.step("a")
         await call.until_sent(b"a")
         call.stop_reading()
         await call.returned.wait()
         assert anyio.current_time() == pytest.approx(23)
-
-
-def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
-    clock = trio.testing.MockClock()
-    call = Call(None, "/steps")
-    exchange = Exchange(
-        SharedParts(HttpOptions(send_timeout_s=3, heartbeat_s=4)),
-        call.scope,
-        call._receive,
-        call._send,
-    )
-
-    class Stream:
-        def __init__(self):
-            self.came = trio.Event()
-            self.items = iter([1])
-
-        async def __anext__(self):
-            await self.came.wait()
-            try:
-                return next(self.items)
-            except StopIteration:
-                raise StopAsyncIteration from None
-
-    async def main():
-        stream = Stream()
-        async with trio.open_nursery() as nursery:
-            relay = _Relay(exchange, stream, JSON_LINES, list, None)
-            nursery.start_soon(relay._send_items)
-            await trio.testing.wait_all_tasks_blocked()
-            # The reader is woken by the item before it could be by the deadline, in the same tick.
-            stream.came.set()
-            clock.jump(4)
-
-    trio.run(main, clock=clock)
-    assert call.body == b'{"item":1}\n'
 
 
 async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
@@ -352,6 +293,24 @@ async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
     assert steps.batches == []
 
 
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+async def test_head_of_a_stream_runs_no_handler_and_has_the_headers_of_get(accept, app):
+    ran = []
+
+    async def steps(items: list[int]):
+        ran.append(items)
+        yield items
+
+    app.endpoint("/m", name="m", methods=["GET", "POST"])(steps)
+    headers = [("accept", accept)]
+    async with app.lifespan():
+        head = await ask(app, "/m", 1, method="HEAD", headers=headers)
+        assert (head.status, head.body, ran) == (200, b"", [])
+        whole = await ask(app, "/m", 1, headers=headers)
+    del head.headers["x-request-id"], whole.headers["x-request-id"]
+    assert head.headers == whole.headers
+
+
 async def test_an_empty_id_is_as_none(steps):
     answer = await answered(steps, method="GET", headers=[("last-event-id", "")])
     assert (answer.status, steps.batches) == (200, [[1]])
@@ -379,74 +338,3 @@ async def test_an_id_says_nothing_about_another_form(steps):
 async def test_events_end_with_done_where_that_is_chosen(steps, method, first):
     answer = await answered(steps, method=method, sse_done=True)
     assert answer.body == first + b"data: [DONE]\n\n"
-
-
-class Numbered(StreamForm):
-    """Messages that have a number, so that an item may be written once only."""
-
-    media_type = b"text/plain"
-    heartbeat = b"\n"
-
-    def __init__(self, last):
-        self.written = 0
-        self.last = last
-
-    def item(self, value):
-        self.written += 1
-        self.is_over = self.written == self.last
-        return f"{self.written} {value}\n".encode()
-
-    def end(self):
-        return b"end\n"
-
-    def error(self, problem, request_id):
-        return b"error\n"
-
-
-async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
-    sent, left, passed, has_room = [], [], [], False
-    times = ItemTimes()
-    relay = _Relay(None, None, Numbered(3), times.clock(anyio.current_time), None)
-    stream = SimpleNamespace(leave=lambda: left.append(1), pass_on=passed.append)
-    relay._let_the_handler_send(stream, lambda: has_room, sent.append)
-    [send] = passed
-    assert not send("a")
-    assert relay._message("a") == b"1 a\n"  # the reader gets the item then
-    assert relay._message("b") == b"2 b\n"
-    has_room = True
-    assert send("c")
-    assert (sent, left) == ([b"3 c\n"], [1])
-    assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
-
-
-async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
-    monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
-    app = app_of_steps(steps)
-    call = Call(app, "/steps", item=1)
-    async with app.lifespan(), calling(call):
-        await settle()
-        for value in "abc":
-            steps.step(value)
-        await call.returned.wait()
-        await settle()
-        assert call.body == b"1 a\n2 b\nend\n"
-        assert steps.closed
-
-
-async def test_of_items_that_are_there_already_none_follows_the_last():
-    class Stream:
-        items = ("a", "b", "c", "d")
-
-        def __aiter__(self):
-            return self
-
-        async def __anext__(self):
-            return self.items[0]
-
-        def ready(self):
-            return self.items[1:]
-
-    call = Call(None, "/steps")
-    exchange = Exchange(SharedParts(HttpOptions()), call.scope, call._receive, call._send)
-    relay = _Relay(exchange, Stream(), Numbered(3), lambda: None, None)
-    assert await relay._send_rest() == b"1 a\n2 b\n3 c\n"

@@ -1,4 +1,4 @@
-// What a program does with the AI SDK; test_openai_ai_sdk.py runs it.
+// What a program does with the AI SDK; test_openai_clients.py runs it.
 import assert from 'node:assert/strict';
 import { createOpenAI } from '@ai-sdk/openai';
 import * as ai from 'ai';
