@@ -1,6 +1,6 @@
-"""The public names, listed once and documented, and errors that travel through `copy` and `pickle`.
+"""The public names: listed once, documented, and the same in `__all__`, the module and the docs.
 
-The names are the same in `__all__`, the module and the docs. What pickles passes pools of processes.
+Errors travel: through `copy`, through `pickle`, and so through pools of processes.
 """
 
 import ast

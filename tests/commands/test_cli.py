@@ -341,11 +341,10 @@ def test_a_wrong_application_is_told_in_one_line(directory, application, line, m
         ["--gracef", "1"],
     ],
 )
-def test_a_wrong_option_is_told(options, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "served:app", *options])
-    assert ended.value.code == 2
-    what, where = capsys.readouterr().err.splitlines()
+def test_a_wrong_option_is_told(options, run):
+    code, _, err = run("serve", "served:app", *options)
+    assert code == 2
+    what, where = err.splitlines()
     assert what.startswith("shoal serve: error: ")
     assert where == "see shoal serve --help"
 
@@ -402,19 +401,16 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
         ("tune", "shoal tune my_module:embed --item"),
     ],
 )
-def test_help_shows_an_example(name, example, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([name, "--help"])
-    assert ended.value.code == 0
-    assert example in capsys.readouterr().out
+def test_help_shows_an_example(name, example, run):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert example in out
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert re.findall(r"^    ([\w-]+)", told, re.MULTILINE) == [
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert re.findall(r"^    ([\w-]+)", out, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
         *("why", "trace", "run-batch", "simulate", "tune"),
@@ -439,11 +435,10 @@ def test_help_loads_no_command_and_a_command_no_other():
     assert "shoal.commands.serve" not in loaded["logs --help"]
 
 
-def test_the_version_is_told(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert re.fullmatch(r"shoal \d+\.\d+.*\n", capsys.readouterr().out)
+def test_the_version_is_told(run):
+    code, out, _ = run("--version")
+    assert code == 0
+    assert re.fullmatch(r"shoal \d+\.\d+.*\n", out)
 
 
 @pytest.mark.parametrize(
@@ -463,8 +458,7 @@ def test_the_version_is_told(capsys):
         (["call"], "arguments are required: ENDPOINT"),
     ],
 )
-def test_a_wrong_or_missing_word_is_answered_with_what_was_meant(words, answer, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[0].endswith(answer)
+def test_a_wrong_or_missing_word_is_answered_with_what_was_meant(words, answer, run):
+    code, _, err = run(*words)
+    assert code == 2
+    assert err.splitlines()[0].endswith(answer)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import ask, end_of, wait_until_refused
 
-from shoal.cli import main
 from shoal.commands.server.client import ServerLocation
 from time_limits import HANG_S
 
@@ -230,11 +229,10 @@ def test_a_process_that_the_application_has_forked_holds_nothing_up(terminal, di
     (directory / "release").write_text("")  # both children go on
 
 
-def test_one_that_is_starting_is_waited_for(monkeypatch, capsys):
+def test_one_that_is_starting_is_waited_for(monkeypatch, mistake):
     holders = iter([0, 0, None])
     monkeypatch.setattr(ServerLocation, "holder", lambda _: next(holders))
-    assert main(["stop"]) == 1
-    assert "no server named 'default' runs here" in capsys.readouterr().err
+    assert "no server named 'default' runs here" in mistake("stop")
 
 
 def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):

@@ -1,18 +1,26 @@
-"""Examples that are whole programs: embedding, tracing, and a client of an API with limits."""
+"""Examples that are whole programs, one with limits of an API, and documented curl commands."""
 
+import ast
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
 from examples.embeddings_api.api import Api
 from examples.embeddings_api.embed import embed_all
+from time_limits import HANG_S
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
@@ -25,6 +33,16 @@ EXPECTED = {
     "stream": "5 -> [5, 4, 3, 2, 1, 0]",
     "threads": "121, 144, 169",
     "sqlite_writes": "refused: NOT NULL constraint failed",
+}
+SERVE = re.compile(r"\b(shoal serve|uvicorn) (examples\.\S+?:\w+)")
+CURL = re.compile(r"^ *(curl .*(?:(?<=\\)\n.*)*)", re.MULTILINE)
+# What an example needs besides the packages of the tests.
+PACKAGES = {
+    "chat": ("torch", "transformers"),
+    "file_types": ("magika",),
+    "sentences": ("torch", "transformers"),
+    "tables": ("sklearn", "lightgbm"),
+    "text_lines": ("rapidocr", "onnxruntime"),
 }
 
 
@@ -97,3 +115,50 @@ async def test_the_server_refuses_what_is_too_much():
     assert large.status_code == 400
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert int(answers[2].headers["Retry-After"]) > 7_000
+
+
+def documented():
+    for path in sorted((ROOT / "examples").rglob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        served, calls = SERVE.search(text), CURL.findall(text)
+        if served and calls:
+            yield pytest.param(*served.groups(), calls, id=served[2])
+
+
+def wait_until_ready(server, url):
+    ends = time.monotonic() + HANG_S
+    while server.poll() is None:
+        try:
+            with urlopen(f"{url}/-/readyz"):
+                return
+        except URLError:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="examples call with curl")
+@pytest.mark.parametrize(("program", "target", "calls"), list(documented()))
+def test_each_documented_call_succeeds(program, target, calls, tmp_path, free_tcp_port):
+    module = target.partition(":")[0].rpartition(".")[2]
+    missing = [name for name in PACKAGES.get(module, ()) if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    if module == "text_lines":
+        from examples.models.items import page
+
+        (tmp_path / "page.png").write_bytes(page())
+    url = f"http://127.0.0.1:{free_tcp_port}"
+    command = [sys.executable, "-m", *program.split(), target, "--port", str(free_tcp_port)]
+    server = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        wait_until_ready(server, url)
+        for call in calls:
+            line = call.replace("localhost:8000", url) + " --silent --fail-with-body"
+            called = subprocess.run(
+                line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S
+            )
+            assert called.returncode == 0, (call, called.stdout)
+    finally:
+        server.terminate()
+        server.wait(HANG_S)

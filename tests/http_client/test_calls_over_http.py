@@ -11,8 +11,7 @@ import httpx
 import numpy as np
 import pydantic
 import pytest
-from servers import raw_server, served
-from simple_app import Held, Steps, app_with, headers_of
+from servers import Held, Steps, app_with, headers_of, raw_server, served
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response

@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack
 import anyio
 import httpx
 import pytest
-from servers import HANG_S, raw_server, served
-from simple_app import Steps, app_with, three
+from servers import HANG_S, Steps, app_with, raw_server, served, three
 
 from certificates import new_certificate
 from shoal.asgi.http_options import HttpOptions

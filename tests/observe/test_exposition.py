@@ -45,6 +45,11 @@ WORDS = {
 PROMETHEUS = shutil.which("prometheus")
 
 
+def needs_prometheus(test):
+    missing = pytest.mark.skipif(PROMETHEUS is None, reason="apt-get install prometheus")
+    return pytest.mark.slow(missing(test))
+
+
 @pytest.fixture(scope="module")
 def server():
     with loaded_server() as server:
@@ -323,8 +328,7 @@ def filled_in(text):
     return text.replace("$__rate_interval", "30s")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is missing: apt-get install prometheus")
+@needs_prometheus
 def test_the_server_is_scraped_without_an_error(prometheus):
     def is_up():
         [target] = prometheus.get("/targets").json()["data"]["activeTargets"]
@@ -333,22 +337,19 @@ def test_the_server_is_scraped_without_an_error(prometheus):
     assert asked_again(is_up)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is missing: apt-get install prometheus")
+@needs_prometheus
 @pytest.mark.parametrize("query", of_dashboard(), ids=lambda query: query.where)
 def test_a_panel_has_data(query, prometheus):
     assert asked_again(lambda: asked(prometheus, filled_in(query.text)))
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is missing: apt-get install prometheus")
+@needs_prometheus
 @pytest.mark.parametrize("query", of_alerts(), ids=lambda query: query.where)
 def test_an_alert_can_be_evaluated(query, prometheus):
     asked(prometheus, query.text)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is missing: apt-get install prometheus")
+@needs_prometheus
 def test_the_rules_are_healthy(prometheus):
     groups = prometheus.get("/rules").json()["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]

@@ -161,8 +161,6 @@ async def test_an_error_that_can_not_be_described_fails_only_its_request(kind, n
 
     app.endpoint("/m", name="m")(handler)
     async with app.lifespan(), opened(app, "/m") as socket:
-        socket.say(id=1, item=1)
-        answer = await socket.read()
+        answer = await socket.ask(id=1, item=1)
         assert (answer["id"], answer["error"]["status"]) == (1, 500)
-        socket.say(id=2, item=2)
-        assert (await socket.read())["result"] == 2
+        assert (await socket.ask(id=2, item=2))["result"] == 2
