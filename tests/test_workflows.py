@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import shoal
-from schema_checks import check_schema
+from examples_checks import check_schema
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))

@@ -98,6 +98,18 @@ class Terminal:
         assert code == 0, err
         return out
 
+    def failed(self, *arguments, code=1):
+        """Runs a command that fails; gives what it said."""
+        found, out, err = self.run(*arguments)
+        assert (found, out) == (code, ""), err
+        return err
+
+    def failed_here(self, *arguments, code=1):
+        """Does as `failed` in the process of the test."""
+        found, out, err = self.run_here(*arguments)
+        assert (found, out) == (code, ""), err
+        return err
+
     def run_here(self, *arguments):
         """Does as `run` what does not begin to serve, in the process of the test.
 

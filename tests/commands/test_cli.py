@@ -352,8 +352,7 @@ def test_a_wrong_option_is_told(options, run):
 def test_an_address_in_use_is_told_in_one_line(terminal, directory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, said = terminal.run("serve", "served:app", "--port", str(port))
-    assert code == 1
+        said = terminal.failed("serve", "served:app", "--port", str(port))
     assert said == f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n"
 
 
@@ -375,8 +374,7 @@ def test_no_command_shows_how_to_give_one(capsys):
     ],
 )
 def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, module, begins, error):
-    code, _, said = terminal.run("serve", f"{module}:app")
-    assert code == 1
+    said = terminal.failed("serve", f"{module}:app")
     assert said.startswith(begins)
     assert error in said
     assert "importlib" not in said
@@ -384,8 +382,7 @@ def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, modu
 
 
 def test_an_application_that_does_not_start_shows_its_traceback(terminal, directory):
-    code, _, said = terminal.run("serve", "served:does_not_start", "--port", "0")
-    assert code == 1
+    said = terminal.failed("serve", "served:does_not_start", "--port", "0")
     assert "in does_not_start" in said
     assert said.splitlines()[-1] == (
         "shoal: the application did not start: LookupError: no weights in the file"

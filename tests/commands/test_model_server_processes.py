@@ -203,16 +203,13 @@ def test_killed_model_servers_and_rolling_updates_lose_nothing(terminal):
 
 def test_a_command_that_can_not_be_a_model_server_says_why(terminal, directory):
     (directory / "other.py").write_text("async def app(scope, receive, send): ...\n")
-    code, _, said = terminal.run("serve", "other.py", "--model-server", "unix:m.sock")
-    assert code == 2
+    said = terminal.failed("serve", "other.py", "--model-server", "unix:m.sock", code=2)
     assert "other.py is not a shoal.App" in said
     (directory / "short").write_text("short")
     at = ["--port", "0", "--model-server", "tcp://127.0.0.1:0", "--model-server-token-file"]
-    code, _, said = terminal.run("serve", "app.py", *at, "short")
-    assert code == 1
+    said = terminal.failed("serve", "app.py", *at, "short")
     assert "the token of model servers must have at least 32 characters" in said
-    code, _, said = terminal.run("serve", "app.py", *at, "nothing")
-    assert code == 1
+    said = terminal.failed("serve", "app.py", *at, "nothing")
     assert "can't use the token in nothing: No such file" in said
 
 

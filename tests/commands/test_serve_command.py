@@ -135,8 +135,7 @@ def test_an_application_that_exits_on_import_ends_the_command(terminal, director
 
 def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
     (directory / "app.toml").write_text("[backends.b]\n[server]\nport = -1")
-    code, _, err = terminal.run_here("serve", "app.toml")
-    assert code == 2
+    err = terminal.failed_here("serve", "app.toml", code=2)
     assert err.splitlines() == [
         'shoal: app.toml:1: backends.b: has no code; write code = "package.module:Name"',
         "shoal: app.toml:3: server.port: port must be at least 0, not -1",
@@ -163,8 +162,7 @@ def test_processes_find_the_modules_beside_the_file(application, terminal):
 
 def test_code_that_is_not_there_is_told(terminal, directory):
     (directory / "app.toml").write_text('[backends.b]\ncode = "absent:b"')
-    code, _, err = terminal.run("serve", "app.toml", "--port", "0")
-    assert code == 1
+    err = terminal.failed("serve", "app.toml", "--port", "0")
     assert "there is no module 'absent'" in err
     assert err.splitlines()[-1].startswith("shoal: the application did not start: ")
 
@@ -176,10 +174,8 @@ def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
         terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
         assert ask(port, "/-/api/status")[0] == 404, "without a token the port has no admin API"
-        code, _, err = terminal.run(
-            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
-        )
-    assert code == 1
+        given = ("--port", "0", "--admin-socket", "admin.sock")
+        err = terminal.failed("serve", "app.toml", *given)
     assert err == f"shoal: can't listen at {directory}/admin.sock: another server listens there\n"
 
 
@@ -207,8 +203,7 @@ def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, di
 )
 def test_what_is_for_our_applications_is_refused_for_others(options, terminal, directory):
     (directory / "token").write_text("s3cret")
-    code, _, err = terminal.run_here("serve", "other:app", *options)
-    assert code == 2
+    err = terminal.failed_here("serve", "other:app", *options, code=2)
     assert err.startswith(f"shoal: other:app is not a shoal.App; leave out {options[0]}, for ")
 
 
@@ -310,8 +305,7 @@ def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory)
         "import shoal\n\napp = shoal.App()\n\n\n@app.endpoint('/x', name='x')\n"
         "def double(items: list[int]) -> list[int]:\n    return items\n"
     )
-    code, _, err = terminal.run("serve", "app:app", "--port", "0", "--state", "file.db")
-    assert code == 1
+    err = terminal.failed("serve", "app:app", "--port", "0", "--state", "file.db")
     assert err.startswith("shoal: the application did not start: the endpoint /x could not be ")
     assert "give an import path" in err
     assert len(err.splitlines()) == 1
@@ -384,8 +378,7 @@ def test_readiness_turns_503_while_draining(served):
     assert stream.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1 503" in readiness
     assert b'"status":"draining"' in readiness
-    _, said = process.communicate(timeout=HANG_S)
-    assert (process.returncode, said.count("2 finished, 0 cut off")) == (0, 1)
+    assert end_of(process).count("2 finished, 0 cut off") == 1
 
 
 def test_under_load_each_request_that_was_taken_runs_once_and_no_replica_is_left(terminal):
@@ -410,8 +403,7 @@ def test_under_load_each_request_that_was_taken_runs_once_and_no_replica_is_left
             replicas = children_of(process.pid)
             process.send_signal(signal.SIGTERM)
             kinds = {type(end.result()) for end in ends}
-        process.communicate(timeout=HANG_S)
-    assert process.returncode == 0
+        end_of(process)
     assert kinds <= {ConnectionRefusedError, ConnectionResetError}
     assert len(replicas) == 2
     assert not any(map(is_running, replicas))

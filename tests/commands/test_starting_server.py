@@ -119,8 +119,7 @@ def test_a_module_that_configures_logging_does_not_silence_the_server(terminal):
 @pytest.mark.parametrize("placement", ["task", "process"])
 def test_a_start_that_fails_names_the_file_and_shows_only_frames_of_the_user(terminal, placement):
     (terminal.directory / "app.py").write_text(missing(placement, 'load("weights.bin")'))
-    code, _, said = terminal.run("serve", "app:app", "--port", "0")
-    assert code == 1
+    said = terminal.failed("serve", "app:app", "--port", "0")
     assert said.splitlines()[-1] == (
         "shoal: the application did not start: the endpoint /embed could not be opened: "
         "FileNotFoundError: [Errno 2] No such file or directory: 'weights.bin'"
@@ -147,8 +146,7 @@ SEVERAL = 'raise ExceptionGroup("two", [KeyError("a"), KeyError("b")])'
 )
 def test_a_start_that_fails_tells_each_reason(terminal, placement, load, told):
     (terminal.directory / "app.py").write_text(missing(placement, load))
-    code, _, said = terminal.run("serve", "app:app", "--port", "0")
-    assert code == 1
+    said = terminal.failed("serve", "app:app", "--port", "0")
     assert all(reason in said for reason in told)
     assert told[-1] in said.splitlines()[-1]
     assert "src/shoal" not in said
@@ -159,8 +157,7 @@ def test_a_start_that_takes_too_long_names_the_option(terminal, placement):
     load = "__import__('time').sleep(0.4 if PLACEMENT == 'thread' else 600)"
     text = missing(placement, load.replace("PLACEMENT", repr(placement)), 0.3)
     (terminal.directory / "app.py").write_text(text)
-    code, _, said = terminal.run("serve", "app:app", "--port", "0")
-    assert code == 1
+    said = terminal.failed("serve", "app:app", "--port", "0")
     assert said.splitlines()[-1].endswith("not ready within 0.3 s (start_timeout_s)")
     assert "Traceback" not in said
 

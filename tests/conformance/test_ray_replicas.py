@@ -11,15 +11,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    Held,
-    Recorder,
-    line_up,
-    outcome,
-    outcomes,
-    settle,
-)
+from batching.scenes import LEFT, Held, Recorder, line_up, outcome, outcomes, settle
 from conformance.replica_scenes import chain, living_tasks, served, service
 from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller

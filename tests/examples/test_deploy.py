@@ -18,9 +18,8 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
-from examples_checks import option, read_unit, run, tool, verify_units
+from examples_checks import check_schema, option, read_unit, run, tool, verify_units
 from progress_lines import first_line
-from schema_checks import check_schema
 from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -252,8 +251,9 @@ def unit(name):
 
 @pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
-def test_systemd_takes_the_units(tmp_path):
-    verify_units(SYSTEMD, tmp_path)
+@pytest.mark.parametrize("folder", [SYSTEMD, DEPLOY / "machines" / "systemd"])
+def test_systemd_takes_the_units(folder, tmp_path):
+    verify_units(folder, tmp_path)
 
 
 @pytest.mark.real_time
