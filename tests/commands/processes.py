@@ -124,8 +124,9 @@ class Terminal:
         ):
             patch.chdir(self.directory)
             patch.setattr(sys, "path", [HERE, *sys.path])
-            for name in ("XDG_RUNTIME_DIR", *filter(is_of_opentelemetry, self.environment)):
-                patch.setenv(name, self.environment[name])
+            for name in self.environment:
+                if name.startswith(("XDG_RUNTIME_DIR", "OTEL_")):
+                    patch.setenv(name, self.environment[name])
             try:
                 code = main(arguments)
             except SystemExit as ended:
@@ -173,10 +174,6 @@ def killed_late(process):
         hang.cancel()
         process.kill()
         process.communicate()
-
-
-def is_of_opentelemetry(name):
-    return name.startswith("OTEL_")
 
 
 def is_below(directory, module):

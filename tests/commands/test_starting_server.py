@@ -206,10 +206,9 @@ class Embedder:
 """
 
 
-def test_workers_answer_for_a_server_that_starts(terminal):
+def test_workers_answer_for_a_server_that_starts(terminal, free_tcp_port):
     (terminal.directory / "gated.py").write_text(GATED)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_tcp_port
     process = terminal.popen("serve", "gated:app", "--port", str(port), "--workers", "2")
     try:
         assert until_answered(port, "/-/healthz") == (200, {"status": "alive"})

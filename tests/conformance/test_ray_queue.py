@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, line_up, outcomes, outcomes_in_order, read_all, settle
+from batching.scenes import LEFT, PENDING, launch, outcomes, outcomes_in_order, read_all, settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.
@@ -104,8 +104,7 @@ async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind):
 
     async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call("raise"), call("raise"))
-            await settle()
+            callers = await launch(tasks, call("raise"), call("raise"))
             for caller in callers:
                 caller.leave()
         assert [type(caller.outcome) for caller in callers] == [ValueError] * 2
@@ -121,8 +120,7 @@ async def test_ru15_the_setters_change_the_next_batch(kind):
         options = call.batcher.options
         assert (options.max_batch_size, options.batch_wait_timeout_s) == (3, 15_000)
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(1), call(2))
-            await settle()
+            callers = await launch(tasks, call(1), call(2))
             assert [caller.outcome for caller in callers] == [PENDING] * 2
             assert await call(3) == 3
         assert anyio.current_time() == 0
@@ -152,7 +150,7 @@ async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs():
     options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
     async with serving("function", echo, batch_size_fn=shoal.of_list(total), **options) as call:
         async with anyio.create_task_group() as tasks:
-            (first,) = await line_up(tasks, call(6))
+            (first,) = await launch(tasks, call(6))
             with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 12, .* max_batch_size=10"):
                 await call(12)
         assert first.outcome == 6
@@ -214,13 +212,10 @@ async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(ki
 
     async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:  # noqa: SIM117
         async with anyio.create_task_group() as tasks:
-            first, second = await line_up(tasks, call(1), call(2))
-            await settle()
-            first.leave()
-            await settle()
+            first, second = await launch(tasks, call(1), call(2))
+            await first.gone()
             assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
+            await second.gone()
             assert second.outcome == LEFT
             assert passed == [0]
             gates[-1].set()
@@ -241,11 +236,9 @@ async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left
         async with anyio.create_task_group() as tasks:
             first, second = await read_all(tasks, call(1), call(2))
             await settle()
-            first.leave()
-            await settle()
+            await first.gone()
             assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
+            await second.gone()
             assert passed == [0]
             gate.set()
             again = await read_all(tasks, call(3), call(4))

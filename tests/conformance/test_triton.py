@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcomes_in_order, settle
+from batching.scenes import Held, Recorder, launch, line_up, outcomes_in_order, settle
 
 PREFERRED = {
     "max_batch_size": 8,
@@ -71,8 +71,7 @@ async def send_held(*asked: Rows, behind_s: float = 0, **options: Any) -> list[t
     async with batcher as call:
         started = anyio.current_time()
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(PLUG))
-            await settle()
+            callers = await launch(tasks, call(PLUG))
             callers += await line_up(tasks, *map(call, asked))
             assert handler.batches == [[PLUG]]
             await anyio.sleep(behind_s)
@@ -221,8 +220,7 @@ async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound):
     batcher = shoal.Batcher(handler, max_batch_size=1, **bound)
     async with batcher as call, anyio.create_task_group() as tasks:
         started = anyio.current_time()
-        callers = await line_up(tasks, call(0))
-        await settle()
+        callers = await launch(tasks, call(0))
         callers += await line_up(tasks, *map(call, range(1, 11)))
         await settle()
         refused, served = callers[9:], callers[:9]

@@ -6,7 +6,6 @@ real Prometheus that scrapes the server answers them.
 
 import re
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -258,12 +257,10 @@ def test_each_alert_has_a_section_in_the_runbook():
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory):
+def prometheus(tmp_path_factory, free_tcp_port_factory):
     """A client of one that has scraped a server under load."""
     folder = tmp_path_factory.mktemp("prometheus")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_tcp_port_factory()}"
     with loaded_server() as server:
         target = server.url.removeprefix("http://")
         job = {"job_name": "shoal", "metrics_path": "/-/metrics"}

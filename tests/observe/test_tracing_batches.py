@@ -25,7 +25,7 @@ PLACEMENTS = pytest.mark.parametrize(
 
 def traced(spans, handler, **options):
     """A batcher whose spans are kept."""
-    batcher = shoal.Batcher(handler, name=handler.__name__, **options)
+    batcher = shoal.Batcher(handler, **{"name": handler.__name__, **options})
     instrument(batcher, tracer_provider=spans.provider)
     return batcher
 
@@ -93,8 +93,7 @@ async def test_a_handler_runs_within_the_span_of_its_batch(spans, plain):
     async def asynchronously(items: list[int]) -> list[int]:
         return plainly(items)
 
-    batcher = shoal.Batcher(plainly if plain else asynchronously, name="echo")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, plainly if plain else asynchronously, name="echo")
     before = context.get_current()
     token = context.attach(baggage.set_baggage("user", "one"))
     async with batcher as call:
@@ -136,8 +135,7 @@ async def test_requests_that_join_an_open_batch_are_events_of_its_span(spans, fi
                 answering.start_soon(answer, request)
 
     options = {"batch_wait_timeout_s": 5} if fill == "open" else {}
-    batcher = shoal.Batcher(handle, fill=fill, max_batch_size=4, name="join", **options)
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, handle, fill=fill, max_batch_size=4, name="join", **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call, 1)
         await settle()
@@ -354,12 +352,8 @@ async def test_code_in_a_replica_runs_within_the_span_of_its_batch(spans, placem
         pytest.skip("a replica in a thread has plain code")
     async with Controller() as client:
         instrument(client, tracer_provider=spans.provider)
-        await deployed(client, "inner", code, config={"placement": placement})
-        await client.create_backend(
-            "outer", code, await client.get_handle("inner"), config={"placement": placement}
-        )
-        await client.create_endpoint("outer", backend="outer")
-        handle = await client.get_handle("outer")
+        called = await deployed(client, "inner", code, config={"placement": placement})
+        handle = await deployed(client, "outer", code, called, config={"placement": placement})
         with spans.tracer.start_as_current_span("caller"):
             outer, inner = await handle.call(1)
     assert tuple(outer) == ids(spans.one("outer batch"))
@@ -385,8 +379,9 @@ async def test_the_calls_of_a_remote_handle_are_in_the_trace_of_their_caller(spa
 async def test_so_does_each_step_of_a_stream(spans, placement):
     async with Controller() as client:
         instrument(client, tracer_provider=spans.provider)
-        await deployed(client, "steps", traced_code.Plainly, config={"placement": placement})
-        async with (await client.get_handle("steps")).stream(1) as steps:
+        config = {"placement": placement}
+        handle = await deployed(client, "steps", traced_code.Plainly, config=config)
+        async with handle.stream(1) as steps:
             found = [tuple(step) async for step in steps]
     assert found == [ids(spans.one("steps batch"))] * 2
 
@@ -395,6 +390,6 @@ async def test_so_does_each_step_of_a_stream(spans, placement):
 async def test_without_tracing_nothing_is_sent(spans):
     async with Controller() as client:
         config = {"placement": "process"}
-        await deployed(client, "plain", traced_code.Plain, config=config)
+        handle = await deployed(client, "plain", traced_code.Plain, config=config)
         with spans.tracer.start_as_current_span("caller"):
-            assert tuple(await (await client.get_handle("plain")).call(1)) == (0, 0)
+            assert tuple(await handle.call(1)) == (0, 0)
