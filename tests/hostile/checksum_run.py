@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import trio
-from checksum import checksum
+from agreed import HANG_S, checksum
 from good_client import request
-from hangs import HANG_S
 from hostile_server import MIB, HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import fuzz_http2 as http2
+from agreed import HANG_S
 from good_client import AskingMeanwhile
-from hangs import HANG_S
 from held_places import HEAD, SETTINGS, headers, percentile
 from hostile_server import MIB, HostileServer, wait_until
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hangs import HANG_S
+from agreed import HANG_S
 
 HERE = Path(__file__).parent
 LOOPS = ["trio", "asyncio"]

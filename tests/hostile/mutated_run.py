@@ -8,9 +8,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from checksum import checksum
+from agreed import HANG_S, checksum
 from fuzz_clients import HALF_CLOSE, LINGER, PROTOCOLS, RESET, HostileConnection, hostile_connection
-from hangs import HANG_S
 from hostile_server import MIB, HostileServer, flaws_of_log, wait_until
 
 AT_ONCE = 100

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import trio
-from checksum import checksum
+from agreed import checksum
 from good_client import request
 from held_places import percentile
 from hostile_app import CAPACITY, MOST_QUEUED
