@@ -149,8 +149,6 @@ def test_the_lines_that_install_need_no_published_version():
 
 
 # `.ci/floors.py` pins the lowest versions that pyproject.toml allows
-
-
 floors = runpy.run_path(str(Path(__file__).parents[1] / ".ci" / "floors.py"))["floors"]
 
 

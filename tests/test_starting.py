@@ -90,9 +90,6 @@ async def test_clients_and_what_belongs_to_one_process_can_not_be_pickled():
                 await getattr(again, "sync", again).call(1)
 
 
-# Without an event loop
-
-
 def test_a_plain_program_gets_the_same_client_for_threads():
     with shoal.start() as client:
         client.create_backend("b", double)
@@ -171,9 +168,6 @@ def test_ctrl_c_ends_the_program_and_leaves_nothing(program, backend):
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=HANG_S)
     assert (running.returncode, out, err) == (0, "interrupted\n", "")
-
-
-# Connecting
 
 
 @pytest.mark.parametrize("url", [5, b"http://127.0.0.1", "ftp://host", "", "unix:", "host:8000"])

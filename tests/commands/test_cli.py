@@ -297,9 +297,6 @@ def test_planning_needs_nothing_but_shoal(terminal, directory, words):
     assert code == 0, said
 
 
-# Mistakes of the user's: one line, no traceback.
-
-
 @pytest.mark.parametrize(
     ("application", "line"),
     [
@@ -359,9 +356,6 @@ def test_an_address_in_use_is_told_in_one_line(terminal, directory):
 def test_no_command_shows_how_to_give_one(capsys):
     assert main([]) == 2
     assert "shoal serve my_module:app" in capsys.readouterr().err
-
-
-# Failures of the application's: its traceback, then one line.
 
 
 @pytest.mark.parametrize(

@@ -230,9 +230,6 @@ def test_changes_are_confirmed_as_json_for_machines(done):
     assert json.loads(done(*create)) == {"done": "created the backend b"}
 
 
-# Mistakes and refusals: one line, and a code.
-
-
 @pytest.mark.parametrize(
     ("code", "arguments", "line"),
     [

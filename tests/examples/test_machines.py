@@ -224,8 +224,6 @@ def test_a_killed_ingress_loses_nothing_behind_nginx(world):
 
 
 # From here on, the clients call an ingress: nginx would hide what it loses.
-
-
 def test_a_killed_model_server_loses_nothing(world):
     with world.load(world.ingresses[0]) as met:
         restart_killed(world, world.models[2])

@@ -1,4 +1,4 @@
-"""Handlers that are measured in virtual time, and why batches have their size."""
+"""Handlers that are measured in virtual time, why batches have their size, and their figures."""
 
 import math
 import re
@@ -304,9 +304,6 @@ def test_requests_from_before_the_recording_add_no_callers():
     assert [one.kind for one in explain(BatcherFigures(batcher, arrivals, SECONDS))] == [
         "few-callers"
     ]
-
-
-# Percentiles, and numbers for people
 
 
 def test_a_percentile_is_one_of_the_values():

@@ -161,9 +161,6 @@ def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too(
     assert "Batching does not help this handler" in text
 
 
-# Plots: that there is one, and what is said where there can't be
-
-
 PNG = b"\x89PNG\r\n"
 RUN_TIME = Linear(0.01, 0.001)
 EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
@@ -198,8 +195,6 @@ def test_without_matplotlib_it_is_told_what_to_install(monkeypatch, tmp_path):
 
 
 # The plan for one million requests a second: its code prints what the page says
-
-
 PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 
