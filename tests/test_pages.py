@@ -27,6 +27,7 @@ LISTS = {"index", *SECTIONS}
 MOST_WORDS = 2500
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RESULTS = json.loads((DOCS / "pictures" / "models" / "results.json").read_text(encoding="utf-8"))
 
 
 def sources():
@@ -176,9 +177,6 @@ def test_each_limit_has_its_row_with_its_default(name):
         return
     number = LIMITS[name]
     assert shown.removesuffix(" s") == ("none" if number is None else f"{number:g}")
-
-
-RESULTS = json.loads((DOCS / "pictures" / "models" / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -111,6 +111,7 @@ for name in ("h11", "h2", "hypercorn", "matplotlib", "orjson", "pydantic", "star
 
 
 SERVED = "served:app"
+TUNE = ["tune", "held:handler", "--item", "1", "--rate", "1"]
 
 
 @pytest.fixture
@@ -262,9 +263,6 @@ def test_the_options_are_taken(serving):
         begin(port, "/").close()
         said = end_of(process, signal.SIGTERM)
     assert "the connection limit of 1 is reached" in said
-
-
-TUNE = ["tune", "held:handler", "--item", "1", "--rate", "1"]
 
 
 @pytest.mark.parametrize(

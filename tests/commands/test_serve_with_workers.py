@@ -54,6 +54,7 @@ HANDSHAKE = {
     "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
     "sec-websocket-version": "13",
 }
+ONGOING = 'shoal_replica_running_requests{backend="wait",replica="wait#0"}'
 
 
 @pytest.fixture
@@ -71,9 +72,6 @@ def asked_meanwhile(port, item):
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         until(lambda: f"{ONGOING} 1.0" in metrics(port))
         yield client
-
-
-ONGOING = 'shoal_replica_running_requests{backend="wait",replica="wait#0"}'
 
 
 def metrics(port):

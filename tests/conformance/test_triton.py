@@ -22,6 +22,7 @@ PREFERRED = {
 }
 LATE = 10.0
 SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size}
+NO_DELAY = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
 
 
 class Rows(NamedTuple):
@@ -166,9 +167,6 @@ async def test_tr12_to_tr15_calls_that_want_other_outputs_share_a_batch_and_get_
         [(name, 20 + every[name]) for name in second],
     ]
     assert [len(batch) for batch in batches] == [2]
-
-
-NO_DELAY = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from shoal.testing import settle
 URLS = ["http://a", "http://b", "http://c"]
 HANGS = None
 refusal = functools.partial(servers.refusal, retry_after="1")
+LINES = {"content-type": "application/x-ndjson"}
 
 
 class Fleet:
@@ -349,9 +350,6 @@ async def test_a_server_rests_as_long_as_it_asks(asked, rest):
         await calls_each(client, 0.1, rest + 1)
     assert fleet.times("a")[0] == pytest.approx(rest, abs=0.35)
     assert began >= 0
-
-
-LINES = {"content-type": "application/x-ndjson"}
 
 
 async def test_a_stream_goes_to_another_server_before_its_first_item_only():

@@ -24,6 +24,7 @@ SIZES = [1, 2, 4, 6]
 ROOT = Path(__file__).parents[2]
 MODEL = Linear(0.02, 0.0005, jitter=0.05)
 SECONDS = 10
+RUNS = MeasuredRunTimes({1: [1.0, 1.0, 1.0, 1.0, 4.0], 4: [2.5] * 5, 8: [4.0] * 5}, 0.5, 0.4375)
 
 
 def measured(handler, make_item=lambda: 3, sizes=SIZES, rounds=5, limit_s=60.0):
@@ -155,9 +156,6 @@ def test_a_batcher_that_is_opened_is_closed_again():
             return batcher.is_alive
 
     assert run_virtually(main) is False
-
-
-RUNS = MeasuredRunTimes({1: [1.0, 1.0, 1.0, 1.0, 4.0], 4: [2.5] * 5, 8: [4.0] * 5}, 0.5, 0.4375)
 
 
 @pytest.mark.parametrize(

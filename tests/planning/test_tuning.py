@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 # 10 ms and 1 ms an item.
 RUNS = MeasuredRunTimes({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
+# The plan for one million requests a second: its code prints what the page says
+PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 
 def search(rate, p99_s, **options):
@@ -192,10 +194,6 @@ def test_without_matplotlib_it_is_told_what_to_install(monkeypatch, tmp_path):
     simulation = simulate([0], BatchOptions(), RUN_TIME)
     with pytest.raises(ImportError, match=r"a plot needs matplotlib.*: pip install 'shoal\[plot"):
         plot(simulation, tmp_path / "simulation.png")
-
-
-# The plan for one million requests a second: its code prints what the page says
-PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 
 def test_the_page_on_scale_does_what_it_says(monkeypatch):

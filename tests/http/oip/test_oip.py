@@ -24,6 +24,7 @@ from shoal.testing.asgi import Call, ask, calling
 np = pytest.importorskip("numpy")
 NDArray = pytest.importorskip("numpy.typing").NDArray
 BF16 = pytest.importorskip("ml_dtypes").bfloat16
+OPTIONS = {"max_batch_size": 8, "placement": "task"}
 
 
 def in_a_task(handler: Any) -> Any:
@@ -36,9 +37,6 @@ def in_a_task(handler: Any) -> Any:
         return handler(*columns)
 
     return called if handler.__annotations__ else shoal.accept_batch(called)
-
-
-OPTIONS = {"max_batch_size": 8, "placement": "task"}
 
 
 class Served:
