@@ -45,6 +45,16 @@ compare = "driven_models:alike"
 [endpoints.later]
 traffic = {}
 """
+ROUTED = '\n[endpoints.e]\nroute = "/e"\nbackend = "b"'
+SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
+BESIDE = """\
+import shoal
+from {module} import double
+
+app = shoal.App()
+app.endpoint("/double")(double)
+other = shoal.App()
+"""
 
 
 @pytest.fixture
@@ -91,10 +101,6 @@ def test_what_would_run_is_json_for_machines(check):
 
 def test_an_empty_file_would_run_nothing(check):
     assert check("") == (0, "no backends\n\nno endpoints\n", "")
-
-
-ROUTED = '\n[endpoints.e]\nroute = "/e"\nbackend = "b"'
-SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
 
 
 @pytest.mark.parametrize(
@@ -195,16 +201,6 @@ def test_an_application_of_a_module_is_checked(capsys):
 )
 def test_a_wrong_application_of_a_module_is_told(name, said, mistake):
     assert mistake("check", f"{__name__}:{name}", code=2).startswith(said)
-
-
-BESIDE = """\
-import shoal
-from {module} import double
-
-app = shoal.App()
-app.endpoint("/double")(double)
-other = shoal.App()
-"""
 
 
 @pytest.fixture

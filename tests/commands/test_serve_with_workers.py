@@ -55,6 +55,7 @@ HANDSHAKE = {
     "sec-websocket-version": "13",
 }
 ONGOING = 'shoal_replica_running_requests{backend="wait",replica="wait#0"}'
+both_versions = pytest.mark.parametrize("version", ["1.1", "2"])
 
 
 @pytest.fixture
@@ -280,9 +281,6 @@ def refusal_of(served, path, headers):
         return answer.status, json.loads(answer.read())
     finally:
         connection.close()
-
-
-both_versions = pytest.mark.parametrize("version", ["1.1", "2"])
 
 
 @both_versions

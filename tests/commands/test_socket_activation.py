@@ -49,6 +49,14 @@ def seen(items: list[int]) -> list[object]:
 async def plain(scope, receive, send):
     pass
 """
+WRONG = {
+    "datagram": "is not a stream socket; write ListenStream= in its unit",
+    "file": "is not a socket: ",
+    "connection": "does not listen; write Accept=no in its unit",
+    "tcp admin": "would open the admin API to everyone on this machine; ",
+    "open admin": "would open the admin API to everyone on this machine; ",
+    "abstract admin": "would open the admin API to everyone on this machine; ",
+}
 
 
 @pytest.fixture
@@ -137,16 +145,6 @@ def test_workers_refuse_more_than_one_passed_socket(passing):
     with listening() as one, listening() as two, passing([one, two], "a:b", *command) as run:
         said = end_of(run, code=2)
     assert "--workers serves one: pass one, or name one address" in said
-
-
-WRONG = {
-    "datagram": "is not a stream socket; write ListenStream= in its unit",
-    "file": "is not a socket: ",
-    "connection": "does not listen; write Accept=no in its unit",
-    "tcp admin": "would open the admin API to everyone on this machine; ",
-    "open admin": "would open the admin API to everyone on this machine; ",
-    "abstract admin": "would open the admin API to everyone on this machine; ",
-}
 
 
 def wrong_socket(what, stack, tmp_path):

@@ -97,6 +97,8 @@ FOR_OTHER_REQUESTS = {
 }
 FOR_OPTIONS = {"sqlite3", "tomllib", "shoal.http.admin.api"}
 SIMULATE = ["simulate", "--rate", "100", "--run-time", "0.002+0.0001n", "--duration", "1"]
+GROUP = 'raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [OSError(2, "None", "w.bin")])])'
+SEVERAL = 'raise ExceptionGroup("two", [KeyError("a"), KeyError("b")])'
 
 
 def missing(placement, load, limit_s=60):
@@ -129,10 +131,6 @@ def test_a_start_that_fails_names_the_file_and_shows_only_frames_of_the_user(ter
     assert frames == [(file, "__init__"), (file, "load")]
     assert said.count("No such file") == 1
     assert " ERROR " not in said
-
-
-GROUP = 'raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [OSError(2, "None", "w.bin")])])'
-SEVERAL = 'raise ExceptionGroup("two", [KeyError("a"), KeyError("b")])'
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ import shoal
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
+RECORDING = "shoal.serving.clients.remote_client.RemoteClient.recording"
+BEGIN = b'{"record":"trace"}'
+END = b'{"record":"end","at":1,"requests":0,"why":"time"}'
 
 
 @pytest.fixture(autouse=True)
@@ -84,11 +87,6 @@ def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
     assert (code, err) == (1, "shoal: the server has ended\n")
     assert out.startswith("recorded 0 requests")
     assert json.loads(path.read_text().splitlines()[-1])["why"] == "server ended"
-
-
-RECORDING = "shoal.serving.clients.remote_client.RemoteClient.recording"
-BEGIN = b'{"record":"trace"}'
-END = b'{"record":"end","at":1,"requests":0,"why":"time"}'
 
 
 def test_a_server_that_falls_silent_is_not_a_file_that_cannot_be_written(monkeypatch, run):

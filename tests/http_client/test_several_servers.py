@@ -136,8 +136,7 @@ async def test_a_server_that_never_answers_holds_only_its_share_of_the_calls():
 async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
     async def stream(_):
         lines = b'{"item": 1}\n{"item": 2}\n{"end": true}\n'
-        headers = {"content-type": "application/x-ndjson"}
-        return httpx.Response(200, headers=headers, content=lines)
+        return httpx.Response(200, headers=LINES, content=lines)
 
     urls = URLS[:2]
     answers = {"cancelled": HANGS, "refused": httpx.Response(404), "failed": NOT_THERE}

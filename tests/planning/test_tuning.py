@@ -19,6 +19,18 @@ pytestmark = pytest.mark.slow
 RUNS = MeasuredRunTimes({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
 # The plan for one million requests a second: its code prints what the page says
 PAGE = ROOT / "docs" / "discussion" / "scale.md"
+# The same time for each item, whatever the batch; and a time that varies a little.
+LINEAR = MeasuredRunTimes({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
+NOISY = MeasuredRunTimes(
+    {size: [0.01 * size * factor for factor in (0.97, 1.0, 1.0, 1.02, 1.05)] for size in (1, 4)},
+    0.0,
+    0.01,
+)
+# A batch takes longer than its items one by one.
+SLOWER = MeasuredRunTimes({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
+PNG = b"\x89PNG\r\n"
+RUN_TIME = Linear(0.01, 0.001)
+EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
 
 
 def search(rate, p99_s, **options):
@@ -124,17 +136,6 @@ def test_where_nothing_meets_the_target_the_reason_is_told(rate, p99_s, why):
     assert why in text
 
 
-# The same time for each item, whatever the batch; and a time that varies a little.
-LINEAR = MeasuredRunTimes({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
-NOISY = MeasuredRunTimes(
-    {size: [0.01 * size * factor for factor in (0.97, 1.0, 1.0, 1.02, 1.05)] for size in (1, 4)},
-    0.0,
-    0.01,
-)
-# A batch takes longer than its items one by one.
-SLOWER = MeasuredRunTimes({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
-
-
 @pytest.mark.parametrize(("run_times", "rate"), [(LINEAR, 10), (NOISY, 60), (SLOWER, 60)])
 def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times, rate):
     looked = Search(BatchOptions(), run_times, rate, 0.5, requests=200)
@@ -161,11 +162,6 @@ def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too(
     text = tuned_as_text(looked, looked.candidates(lambda _: None))
     assert "3 are needed" in text
     assert "Batching does not help this handler" in text
-
-
-PNG = b"\x89PNG\r\n"
-RUN_TIME = Linear(0.01, 0.001)
-EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
 
 
 @pytest.mark.parametrize(
