@@ -31,7 +31,6 @@ RESULTS = json.loads((DOCS / "pictures" / "models" / "results.json").read_text(e
 
 
 def sources():
-    """The text of each page, by its name."""
     return {
         path.relative_to(DOCS).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
         for kind in ("md", "rst")

@@ -51,8 +51,6 @@ app.endpoint("/e")(Model)
 
 
 class Served:
-    """A server that runs."""
-
     def __init__(self, process, url):
         self.process = process
         self.url = url

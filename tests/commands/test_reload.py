@@ -34,8 +34,6 @@ def hold(paths: list[str]) -> list[str]:
 
 
 class Reloaded:
-    """The command, and what it says."""
-
     def __init__(self, terminal, *arguments):
         self.file = terminal.directory / "mine.py"
         self.process = terminal.popen("serve", *arguments, "--reload", start_new_session=True)

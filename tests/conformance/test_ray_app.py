@@ -248,8 +248,6 @@ async def test_rc33_checks_that_fail_or_hang_turn_the_service_not_ready(code):
 
 
 class Ending(shoal.App):
-    """Notes the steps of its end."""
-
     def __init__(self, held: Held) -> None:
         super().__init__()
         self.steps: list[str] = []

@@ -119,7 +119,6 @@ class World:
             program.communicate()
 
     def starts(self, model):
-        """How many replicas a model server has started."""
         url = f"https://{model.address}:8001/-/metrics"
         page = self.client.run("curl", "--insecure", "--silent", "--show-error", url)
         return int(re.search(r"^shoal_replica_starts_total\S* (\d+)", page, re.MULTILINE)[1])

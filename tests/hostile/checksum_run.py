@@ -35,7 +35,6 @@ class Checked:
     grown: int = 0
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         missing = self.asked - self.answered
         checks = {
             f"{missing} of {self.asked} answers did not come": missing,

@@ -41,8 +41,6 @@ def headers(method: bytes, path: bytes, *, ends: bool) -> bytes:
 
 @dataclass(frozen=True)
 class Holder:
-    """A kind of client that holds a place."""
-
     opening: bytes
     trickle: bytes = b""
     reads: bool = True
@@ -223,8 +221,6 @@ def hold_places(
 
 @dataclass(frozen=True)
 class State:
-    """A state in which a client leaves."""
-
     opening: Callable[[str], bytes]
     reads: bool = False
     behind: bytes = b""

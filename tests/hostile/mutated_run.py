@@ -40,7 +40,6 @@ class Mutated:
     log_flaws: list[str] = field(default_factory=list)
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         if not self.is_up:
             return [f"the server exited after {self.connections} connections"]
         checks = {

@@ -38,7 +38,6 @@ class Terminated:
     began: set[str] = field(default_factory=set)
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         found = [] if self.code == 0 else [f"the exit code is {self.code}"]
         for name, outcome in self.outcomes.items():
             if outcome in (ANSWERED, CUT_OFF) or (outcome == REFUSED and name not in self.began):

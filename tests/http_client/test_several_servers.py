@@ -71,7 +71,6 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet_of(**answers):
-    """Servers, and a client of them."""
     fleet = Fleet(**answers)
     async with fleet.client() as client:
         yield fleet, client

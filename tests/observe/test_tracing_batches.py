@@ -24,7 +24,6 @@ PLACEMENTS = pytest.mark.parametrize(
 
 
 def traced(spans, handler, **options):
-    """A batcher whose spans are kept."""
     batcher = shoal.Batcher(handler, **{"name": handler.__name__, **options})
     instrument(batcher, tracer_provider=spans.provider)
     return batcher

@@ -159,23 +159,17 @@ async def test_the_server_and_its_models_tell_of_themselves():
 
 
 class Pair(TypedDict):
-    """Two outputs."""
-
     label: str
     scores: list[float]
 
 
 @dataclass
 class Point:
-    """Two inputs."""
-
     at: tuple[float, float]
     of: Literal["a", "b"] = "a"
 
 
 class Named(BaseModel):
-    """Two inputs, checked."""
-
     name: str
     size: int
 
