@@ -2,7 +2,7 @@
 
     python docs/architecture.py
 
-`tests/test_architecture.py` fails while the picture is not that of the code.
+`tests/test_pictures.py` fails while the picture is not that of the code.
 """
 
 import ast

@@ -2,7 +2,7 @@
 
     python docs/timeouts.py
 
-`tests/test_timeouts_page.py` fails while the picture is not what this draws.
+`tests/test_pictures.py` fails while the picture is not what this draws.
 """
 
 from html import escape

@@ -80,7 +80,6 @@ if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is
 # Tests that need a package of the dependency groups `interop` or `release`, which may be missing.
 OF_OTHERS = {
     "check_jsonschema": ["test_workflows.py"],
-    "hatchling": ["test_release.py"],
     "kubernetes_validate": ["examples/test_deploy.py"],
     "fastapi": [
         "http/test_mounting.py",
@@ -89,7 +88,6 @@ OF_OTHERS = {
     ],
     "jsonschema": ["http/openapi/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
-    "openai": ["examples/test_served_language_model.py"],
     "openapi_spec_validator": ["http/openapi/test_openapi.py"],
     "tritonclient": ["http/oip/test_oip_clients.py"],
 }

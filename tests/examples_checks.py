@@ -1,4 +1,4 @@
-"""Files of `examples/deploy` against their tools."""
+"""Files of `examples/deploy` and of CI against their tools and schemas."""
 
 import configparser
 import subprocess
@@ -49,3 +49,15 @@ def verify_units(folder: Path, copies: Path) -> None:
     )
     ours = [line for line in ran.stderr.splitlines() if "shoal" in line]
     assert (ran.returncode, ours) == (0, [])
+
+
+def check_schema(name: str, *paths: Path) -> None:
+    """Fails where a file does not fit a schema of check-jsonschema.
+
+    It runs in the tests' process, which has its imports.
+    """
+    from check_jsonschema import main
+    from click.testing import CliRunner
+
+    ran = CliRunner().invoke(main, ["--builtin-schema", name, *map(str, paths)])
+    assert ran.exit_code == 0, ran.output

@@ -19,7 +19,6 @@ async def double(items: list[int]) -> list[int]:
 def app_of(
     handler: Any, path: str = "/x", *, settings: Mapping[str, Any] | None = None, **options: Any
 ) -> shoal.App:
-    """An application with one endpoint."""
     app = shoal.App(**(settings or {}))
     app.endpoint(path, **options)(handler)
     return app

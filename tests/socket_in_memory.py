@@ -108,6 +108,16 @@ class Socket:
         kind = "text" if isinstance(message, str) else "bytes"
         self._give({"type": "websocket.receive", kind: message})
 
+    def say_each(self, *numbers):
+        """Makes a request for each number, which is its id and its item."""
+        for number in numbers:
+            self.say(id=number, item=number)
+
+    async def ask(self, message=None, **members):
+        """Sends a message, and returns the next one of the sub-protocol."""
+        self.say(message, **members)
+        return await self.read()
+
     def leave(self):
         self._give({"type": "websocket.disconnect", "code": 1006})
 

@@ -1,6 +1,7 @@
 """Each package that the library imports is declared in pyproject.toml, by what the importer needs.
 
-A package that only another dependency installs is gone as soon as that one does without it.
+A package that only another dependency installs is gone as soon as that one does without it. The
+list of platforms says what pyproject.toml requires and what CI runs.
 """
 
 import ast
@@ -16,16 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from test_layers import parsed, shoal_modules
 from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
 # It is loaded by the package itself.
 LOADED_BY = {"shoal.integrations.pytest": {"pytest"}}
-
 # What a part of the library may import beside the dependencies; the longest prefix of a name wins.
 EXTRAS_OF = {
     "shoal": set[str](),
@@ -50,6 +50,8 @@ EXTRAS_OF = {
     "shoal.observe.otel": {"otel"},
     "shoal.planning.figures": {"plot"},
 }
+PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yaml").read_text("utf-8"))["jobs"]
 
 
 def packages_imported(source: str) -> set[str]:
@@ -147,8 +149,6 @@ def test_the_lines_that_install_need_no_published_version():
 
 
 # `.ci/floors.py` pins the lowest versions that pyproject.toml allows
-
-
 floors = runpy.run_path(str(Path(__file__).parents[1] / ".ci" / "floors.py"))["floors"]
 
 
@@ -177,3 +177,38 @@ def test_a_requirement_without_a_floor_is_refused(requirement):
 def test_two_floors_of_a_package_are_refused():
     with pytest.raises(ValueError, match="two floors for h11"):
         floors(["h11>=0.16", "h11>=0.17"])
+
+
+def test_each_lowest_version_is_that_of_the_package():
+    wanted = {
+        tuple(requirement.split(">=")): extra
+        for extra, requirements in [
+            ("everything", PROJECT["dependencies"]),
+            *(
+                (f"the extra `{name}`", some)
+                for name, some in PROJECT["optional-dependencies"].items()
+            ),
+        ]
+        for requirement in requirements
+    }
+    rows = re.findall(
+        r"^\| ([\w.-]+) \| ([\d.]+) \| (everything|the extra `\w+`) \|$", PAGE, re.MULTILINE
+    )
+    assert {(name, version): extra for name, version, extra in rows} == wanted
+
+
+def test_the_pythons_and_systems_are_those_of_the_workflow():
+    [row] = re.findall(r"^\| CPython \| (.*?) \|$", PAGE, re.MULTILINE)
+    matrix = JOBS["tests"]["strategy"]["matrix"]
+    assert re.findall(r"\d\.\d+", row) == matrix["python"]
+    assert [system.partition("-")[0] for system in matrix["os"]] == ["ubuntu", "macos"]
+    assert "on Linux and on macOS" in row
+    threaded = JOBS["free-threaded"]
+    assert all(one in PAGE for one in threaded["strategy"]["matrix"]["python"])
+    assert threaded["continue-on-error"] is True
+    for job, version in (("ray", "CPython 3.12"), ("lowest", "CPython 3.11")):
+        [python] = [
+            step["with"] for step in JOBS[job]["steps"] if "python" in str(step.get("uses"))
+        ]
+        assert python["python-version"] == version.partition(" ")[2]
+        assert version in PAGE

@@ -129,6 +129,9 @@ KNOW_AN_EVENT_LOOP = {
     "shoal.commands.server.process",  # starts the process's loop
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
 }
+OPTIONAL = (
+    *("serve", "plot", "client", "ray", "uvloop", "cache", "bodies", "reload", "gpu", "otel"),
+)
 
 
 @dataclass(frozen=True)
@@ -217,11 +220,6 @@ def names_in_texts(modules: Mapping[str, str]) -> Iterator[Import]:
 
 def is_package(module: str, modules: Mapping[str, str]) -> bool:
     return any(other.startswith(f"{module}.") for other in modules)
-
-
-OPTIONAL = (
-    *("serve", "plot", "client", "ray", "uvloop", "cache", "bodies", "reload", "gpu", "otel"),
-)
 
 
 def optional_roots() -> set[str]:

@@ -13,6 +13,7 @@ import pytest
 
 import shoal
 from serving.plain_code import double
+from serving.scenes import deployed
 from shoal import errors
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.controller.controller import Controller
@@ -76,9 +77,7 @@ async def test_a_state_file_has_one_controller_at_a_time(tmp_path):
 @real_time
 async def test_clients_and_what_belongs_to_one_process_can_not_be_pickled():
     async with shoal.start() as client:
-        await client.create_backend("b", double)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", double, endpoint="e")
         remote = shoal.connect("http://127.0.0.1:1")
         for one in (client, client.sync, remote, handle.stream(1)):
             with pytest.raises(TypeError):
@@ -89,9 +88,6 @@ async def test_clients_and_what_belongs_to_one_process_can_not_be_pickled():
             again = pickle.loads(pickle.dumps(one))
             with pytest.raises(RuntimeError, match="used outside"):
                 await getattr(again, "sync", again).call(1)
-
-
-# Without an event loop
 
 
 def test_a_plain_program_gets_the_same_client_for_threads():
@@ -174,9 +170,6 @@ def test_ctrl_c_ends_the_program_and_leaves_nothing(program, backend):
     assert (running.returncode, out, err) == (0, "interrupted\n", "")
 
 
-# Connecting
-
-
 @pytest.mark.parametrize("url", [5, b"http://127.0.0.1", "ftp://host", "", "unix:", "host:8000"])
 def test_what_is_no_url_or_no_token_is_refused_at_once(url):
     with pytest.raises((TypeError, ValueError)):
@@ -241,9 +234,7 @@ async def test_so_it_is_in_a_block_of_an_event_loop(monkeypatch):
         return item
 
     async with block as client:
-        await client.create_backend("b", leaves)
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
+        handle = await deployed(client, "b", leaves)
         began_at = anyio.current_time()
         with pytest.raises(errors.WouldDeadlock):
             await handle.call(1)

@@ -14,6 +14,7 @@ import pytest
 
 import shoal
 import ways_in_code as code
+from serving.scenes import deployed
 from shoal.cli import main
 from shoal.serving.app_file.file import read_app_file
 from shoal.testing.asgi import ask
@@ -199,9 +200,7 @@ async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
                 with pytest.raises(shoal.errors.ReplicaNotStarted, match=row.served):
                     await client.create_backend(tag, given)
                 continue
-            await client.create_backend(tag, given)
-            await client.create_endpoint(tag, backend=tag)
-            handle = await client.get_handle(tag)
+            handle = await deployed(client, tag, given)
             call = handle.stream(*row.item) if row.streams else handle.call(*row.item)
             assert await said(call) == (row.by_handle or row.served)
 

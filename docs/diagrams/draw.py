@@ -2,7 +2,7 @@
 
     python -m docs.diagrams.draw
 
-`tests/test_diagrams.py` fails while a picture is not what these files draw.
+`tests/test_pictures.py` fails while a picture is not what these files draw.
 """
 
 from collections.abc import Callable

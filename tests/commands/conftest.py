@@ -31,11 +31,27 @@ def run(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments):
-        code = main([*arguments])
+        try:
+            code = main([*arguments])
+        except SystemExit as ended:
+            code = ended.code
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def mistake(run):
+    """Runs a command that fails with a line on stderr; gives that line."""
+
+    def mistake(*arguments, code=1):
+        found, out, err = run(*arguments)
+        assert (found, out, err.count("\n")) == (code, "", 1), err
+        assert err.startswith("shoal: ")
+        return err
+
+    return mistake
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What `test_what_workers_serve.py` serves: endpoints and a mounted site, behind one middleware."""
+"""What `test_serve_with_workers.py` serves: endpoints and a mounted site, behind a middleware."""
 
 import json
 import os

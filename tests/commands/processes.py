@@ -98,6 +98,18 @@ class Terminal:
         assert code == 0, err
         return out
 
+    def failed(self, *arguments, code=1):
+        """Runs a command that fails; gives what it said."""
+        found, out, err = self.run(*arguments)
+        assert (found, out) == (code, ""), err
+        return err
+
+    def failed_here(self, *arguments, code=1):
+        """Does as `failed` in the process of the test."""
+        found, out, err = self.run_here(*arguments)
+        assert (found, out) == (code, ""), err
+        return err
+
     def run_here(self, *arguments):
         """Does as `run` what does not begin to serve, in the process of the test.
 
@@ -112,8 +124,9 @@ class Terminal:
         ):
             patch.chdir(self.directory)
             patch.setattr(sys, "path", [HERE, *sys.path])
-            for name in ("XDG_RUNTIME_DIR", *filter(is_of_opentelemetry, self.environment)):
-                patch.setenv(name, self.environment[name])
+            for name in self.environment:
+                if name.startswith(("XDG_RUNTIME_DIR", "OTEL_")):
+                    patch.setenv(name, self.environment[name])
             try:
                 code = main(arguments)
             except SystemExit as ended:
@@ -161,10 +174,6 @@ def killed_late(process):
         hang.cancel()
         process.kill()
         process.communicate()
-
-
-def is_of_opentelemetry(name):
-    return name.startswith("OTEL_")
 
 
 def is_below(directory, module):

@@ -45,6 +45,16 @@ compare = "driven_models:alike"
 [endpoints.later]
 traffic = {}
 """
+ROUTED = '\n[endpoints.e]\nroute = "/e"\nbackend = "b"'
+SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
+BESIDE = """\
+import shoal
+from {module} import double
+
+app = shoal.App()
+app.endpoint("/double")(double)
+other = shoal.App()
+"""
 
 
 @pytest.fixture
@@ -91,10 +101,6 @@ def test_what_would_run_is_json_for_machines(check):
 
 def test_an_empty_file_would_run_nothing(check):
     assert check("") == (0, "no backends\n\nno endpoints\n", "")
-
-
-ROUTED = '\n[endpoints.e]\nroute = "/e"\nbackend = "b"'
-SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
 
 
 @pytest.mark.parametrize(
@@ -193,19 +199,8 @@ def test_an_application_of_a_module_is_checked(capsys):
         ("other", f"shoal: {__name__}:other is not a shoal.App: there is nothing to check"),
     ],
 )
-def test_a_wrong_application_of_a_module_is_told(name, said, capsys):
-    assert main(["check", f"{__name__}:{name}"]) == 2
-    assert capsys.readouterr().err.startswith(said)
-
-
-BESIDE = """\
-import shoal
-from {module} import double
-
-app = shoal.App()
-app.endpoint("/double")(double)
-other = shoal.App()
-"""
+def test_a_wrong_application_of_a_module_is_told(name, said, mistake):
+    assert mistake("check", f"{__name__}:{name}", code=2).startswith(said)
 
 
 @pytest.fixture
@@ -266,10 +261,9 @@ def test_the_application_of_a_file_may_have_any_name(code, said, elsewhere, caps
     assert said.format(file=file) in captured.out + captured.err
 
 
-def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(elsewhere, capsys):
+def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(elsewhere, mistake):
     (elsewhere / "app.toml").write_text('[backends.b]\ncode = "absent_module:b"\n')
-    assert main(["check", str(elsewhere / "app.toml")]) == 2
-    told = capsys.readouterr().err
+    told = mistake("check", str(elsewhere / "app.toml"), code=2)
     directories = f"{elsewhere}, {elsewhere.parent / 'current'}"
     assert f"there is no module 'absent_module' in {directories}" in told
 

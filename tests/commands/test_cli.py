@@ -111,6 +111,7 @@ for name in ("h11", "h2", "hypercorn", "matplotlib", "orjson", "pydantic", "star
 
 
 SERVED = "served:app"
+TUNE = ["tune", "held:handler", "--item", "1", "--rate", "1"]
 
 
 @pytest.fixture
@@ -264,9 +265,6 @@ def test_the_options_are_taken(serving):
     assert "the connection limit of 1 is reached" in said
 
 
-TUNE = ["tune", "held:handler", "--item", "1", "--rate", "1"]
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -295,9 +293,6 @@ def test_planning_needs_nothing_but_shoal(terminal, directory, words):
         file.write(WITHOUT_EXTRAS)
     code, _, said = terminal.run(*words, fresh=True)
     assert code == 0, said
-
-
-# Mistakes of the user's: one line, no traceback.
 
 
 @pytest.mark.parametrize(
@@ -341,11 +336,10 @@ def test_a_wrong_application_is_told_in_one_line(directory, application, line, m
         ["--gracef", "1"],
     ],
 )
-def test_a_wrong_option_is_told(options, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "served:app", *options])
-    assert ended.value.code == 2
-    what, where = capsys.readouterr().err.splitlines()
+def test_a_wrong_option_is_told(options, run):
+    code, _, err = run("serve", "served:app", *options)
+    assert code == 2
+    what, where = err.splitlines()
     assert what.startswith("shoal serve: error: ")
     assert where == "see shoal serve --help"
 
@@ -353,17 +347,13 @@ def test_a_wrong_option_is_told(options, capsys):
 def test_an_address_in_use_is_told_in_one_line(terminal, directory):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, said = terminal.run("serve", "served:app", "--port", str(port))
-    assert code == 1
+        said = terminal.failed("serve", "served:app", "--port", str(port))
     assert said == f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n"
 
 
 def test_no_command_shows_how_to_give_one(capsys):
     assert main([]) == 2
     assert "shoal serve my_module:app" in capsys.readouterr().err
-
-
-# Failures of the application's: its traceback, then one line.
 
 
 @pytest.mark.parametrize(
@@ -376,8 +366,7 @@ def test_no_command_shows_how_to_give_one(capsys):
     ],
 )
 def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, module, begins, error):
-    code, _, said = terminal.run("serve", f"{module}:app")
-    assert code == 1
+    said = terminal.failed("serve", f"{module}:app")
     assert said.startswith(begins)
     assert error in said
     assert "importlib" not in said
@@ -385,8 +374,7 @@ def test_a_module_that_fails_to_import_has_a_traceback(terminal, directory, modu
 
 
 def test_an_application_that_does_not_start_shows_its_traceback(terminal, directory):
-    code, _, said = terminal.run("serve", "served:does_not_start", "--port", "0")
-    assert code == 1
+    said = terminal.failed("serve", "served:does_not_start", "--port", "0")
     assert "in does_not_start" in said
     assert said.splitlines()[-1] == (
         "shoal: the application did not start: LookupError: no weights in the file"
@@ -402,19 +390,16 @@ def test_an_application_that_does_not_start_shows_its_traceback(terminal, direct
         ("tune", "shoal tune my_module:embed --item"),
     ],
 )
-def test_help_shows_an_example(name, example, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([name, "--help"])
-    assert ended.value.code == 0
-    assert example in capsys.readouterr().out
+def test_help_shows_an_example(name, example, run):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert example in out
 
 
-def test_help_names_every_command(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert re.findall(r"^    ([\w-]+)", told, re.MULTILINE) == [
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert re.findall(r"^    ([\w-]+)", out, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
         *("why", "trace", "run-batch", "simulate", "tune"),
@@ -439,11 +424,10 @@ def test_help_loads_no_command_and_a_command_no_other():
     assert "shoal.commands.serve" not in loaded["logs --help"]
 
 
-def test_the_version_is_told(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert re.fullmatch(r"shoal \d+\.\d+.*\n", capsys.readouterr().out)
+def test_the_version_is_told(run):
+    code, out, _ = run("--version")
+    assert code == 0
+    assert re.fullmatch(r"shoal \d+\.\d+.*\n", out)
 
 
 @pytest.mark.parametrize(
@@ -463,8 +447,7 @@ def test_the_version_is_told(capsys):
         (["call"], "arguments are required: ENDPOINT"),
     ],
 )
-def test_a_wrong_or_missing_word_is_answered_with_what_was_meant(words, answer, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.splitlines()[0].endswith(answer)
+def test_a_wrong_or_missing_word_is_answered_with_what_was_meant(words, answer, run):
+    code, _, err = run(*words)
+    assert code == 2
+    assert err.splitlines()[0].endswith(answer)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from processes import Terminal
+from processes import Terminal, end_of
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -51,8 +51,6 @@ app.endpoint("/e")(Model)
 
 
 class Served:
-    """A server that runs."""
-
     def __init__(self, process, url):
         self.process = process
         self.url = url
@@ -64,14 +62,9 @@ class Served:
     def websocket(self, path, **options):
         return connect(f"ws://127.0.0.1:{self.port}{path}", subprotocols=["shoal.v1"], **options)
 
-    def end(self):
-        """Ends it by SIGTERM; gives its exit code and what it said."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.ended()
-
-    def ended(self):
-        _, said = self.process.communicate(timeout=HANG_S)
-        return self.process.returncode, said
+    def end(self, signum=signal.SIGTERM, code=0):
+        """Waits for its end, which a signal may ask for; gives what it said."""
+        return end_of(self.process, signum, code)
 
 
 @contextmanager
@@ -211,8 +204,7 @@ def test_a_signal_lets_running_requests_finish(served):
                     assert send_rest().status == 200
                 assert list(lines)[-2] == "data: {}"
             assert answer.result().json() == name
-    code, said = served.ended()
-    assert code == 0, said
+    said = served.end(None)
     assert said.endswith(" finished, 0 cut off\n")
     logged = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert {(one["protocol"], one["status"]) for one in logged} >= {
@@ -255,12 +247,11 @@ def test_requests_that_outlast_the_drain_are_cut_off(loop, terminal):
             assert http2.post("/double", json=21).http_version == "HTTP/2"
         answer = threads.submit(client.post, "/held", json="held")
         assert client.post("/when", json="held runs").json() is True
-        code, said = served.end()
+        said = served.end()
         assert answer.result(HANG_S).status_code == 503
         with pytest.raises(ConnectionClosed) as closed:
             idle.recv(HANG_S)
         assert closed.value.rcvd.code == 1012
-    assert code == 0, said
     assert said.rstrip().rpartition("Shoal served ")[2].endswith(" finished, 2 cut off")
 
 
@@ -272,8 +263,7 @@ def test_the_second_signal_ends_it_at_once(loop, terminal):
         with socket.create_connection(("127.0.0.1", served.port), HANG_S) as idle:
             served.process.send_signal(signal.SIGINT)
             assert idle.recv(1) == b""
-        code, _ = served.end()
-        assert code == 128 + signal.SIGTERM
+        served.end(code=128 + signal.SIGTERM)
         with pytest.raises(httpx.RemoteProtocolError):
             answer.result()
 
@@ -291,22 +281,17 @@ def test_a_signal_while_it_loads_ends_it(terminal):
     process = terminal.popen("serve", "starting.py", "--port", "0", "--server", "hypercorn")
     try:
         assert process.stdout.readline() == "it starts\n"
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=HANG_S)
+        said = end_of(process, signal.SIGTERM, code=128 + signal.SIGTERM)
     finally:
         process.kill()
-    assert process.returncode == 128 + signal.SIGTERM
     assert said.endswith("Shoal was stopped before it had started\n")
 
 
 def test_an_address_in_use_is_told(terminal):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        code, _, said = terminal.run("serve", APP, "--port", port, "--server", "hypercorn")
-    assert (code, said) == (
-        1,
-        f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n",
-    )
+        said = terminal.failed("serve", APP, "--port", port, "--server", "hypercorn")
+    assert said == f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n"
 
 
 def test_hosts_proxies_and_the_admin_socket_are_as_on_our_own_server(terminal):
@@ -323,8 +308,7 @@ def test_hosts_proxies_and_the_admin_socket_are_as_on_our_own_server(terminal):
         with connect("ws://a.test/double", subprotocols=["shoal.v1"], sock=to_it) as client:
             client.send(json.dumps({"id": 1, "item": 21}))
             assert json.loads(client.recv(HANG_S)) == {"id": 1, "result": 42}
-        code, said = served.end()
-    assert code == 0, said
+        said = served.end()
     logged = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert ("203.0.113.9:0", "/ml/double") in [(one["client"], one["path"]) for one in logged]
 
@@ -341,21 +325,18 @@ def test_a_crash_of_hypercorn_is_told(terminal):
         with socket.create_connection(("127.0.0.1", served.port), HANG_S) as client:
             client.sendall(upgrade.encode())
             client.recv(1)
-        code, said = served.ended()
+        said = served.end(None, code=1)
         with pytest.raises(httpx.RemoteProtocolError):
             answer.result()
-    assert code == 1
     assert ": 0 finished, 1 cut off\nshoal: Hypercorn has ended: " in said
 
 
 @pytest.mark.parametrize("name", NOT_ON_HYPERCORN)
 def test_options_that_it_does_not_have_are_refused(name, terminal):
     flag = f"--{name.removesuffix('_s').replace('_', '-')}"
-    code, _, said = terminal.run_here("serve", APP, "--server", "hypercorn", flag, "7")
-    assert (code, said) == (
-        2,
-        f"shoal: {flag} is an option of Shoal's own server; leave it out, or --server hypercorn\n",
-    )
+    said = terminal.failed_here("serve", APP, "--server", "hypercorn", flag, "7", code=2)
+    reason = "is an option of Shoal's own server; leave it out, or --server hypercorn"
+    assert said == f"shoal: {flag} {reason}\n"
 
 
 def test_a_file_may_name_the_server(terminal):
@@ -363,8 +344,7 @@ def test_a_file_may_name_the_server(terminal):
     code = '[backends.b]\ncode = "models:double"\n[endpoints.b]\nroute = "/b"\nbackend = "b"\n'
     (terminal.directory / "models.py").write_text("def double(x: int) -> int:\n    return 2 * x\n")
     file.write_text(f'[server]\nserver = "hypercorn"\nmax_headers = 9\n{code}')
-    refused, _, said = terminal.run_here("serve", "app.toml")
-    assert refused == 2
+    said = terminal.failed_here("serve", "app.toml", code=2)
     assert said == (
         "shoal: max_headers under [server] is an option of Shoal's own server; leave it out, or "
         'server = "hypercorn"\n'
@@ -379,8 +359,7 @@ def test_a_file_may_name_the_server(terminal):
 
 def test_without_hypercorn_its_extra_is_named(terminal, monkeypatch):
     monkeypatch.setitem(sys.modules, "hypercorn", None)
-    code, _, said = terminal.run_here("serve", APP, "--server", "hypercorn")
-    assert code == 1
+    said = terminal.failed_here("serve", APP, "--server", "hypercorn")
     assert said == (
         "shoal: --server hypercorn needs hypercorn, which is not installed: "
         "pip install 'shoal[serve]'\n"

@@ -1,14 +1,16 @@
-"""The locations of servers, and the lock that allows one server of each name."""
+"""The locations of servers, the lock that allows one of each name, and how long `stop` waits."""
 
 import errno
 import fcntl
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 
 import shoal
 from shoal.cli import main
+from shoal.commands import named
 from shoal.commands.server.client import ServerLocation, being_server
 from shoal.commands.support.output import CommandError
 
@@ -48,16 +50,14 @@ def no_home(monkeypatch):
         *("backends list", "shadow show", "scale b 2", "call e 1"),
     ],
 )
-def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_home, capsys):
-    assert main(command.split()) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
+def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_home, mistake):
+    told = mistake(*command.split())
     assert f"user {os.getuid()} has no home directory; set XDG_RUNTIME_DIR" in told
 
 
 @pytest.mark.parametrize("command", ["start --detach", "stop", "logs", "status"])
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOTDIR, errno.EIO])
-def test_an_unreadable_directory_is_told_in_a_line(command, code, tmp_path, monkeypatch, capsys):
+def test_an_unreadable_directory_is_told_in_a_line(command, code, tmp_path, monkeypatch, mistake):
     def refuse(path, *_args, **_options):
         raise OSError(code, os.strerror(code), path)
 
@@ -66,15 +66,12 @@ def test_an_unreadable_directory_is_told_in_a_line(command, code, tmp_path, monk
     if code != errno.ENOTDIR:
         monkeypatch.setattr("os.open", refuse)
         monkeypatch.setattr("pathlib.Path.open", refuse)
-    assert main(command.split()) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("shoal: ")
-    assert told.count("\n") == 1
+    assert mistake(*command.split())
 
 
-def test_without_a_home_directory_a_url_is_needed_and_enough(no_home, capsys):
-    assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
-    assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
+def test_without_a_home_directory_a_url_is_needed_and_enough(no_home, mistake):
+    told = mistake("status", "--url", "http://127.0.0.1:1")
+    assert "no server answers at http://127.0.0.1:1" in told
     with pytest.raises(ConnectionError, match="set XDG_RUNTIME_DIR"):
         shoal.connect()
 
@@ -123,3 +120,24 @@ def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(location, m
     monkeypatch.setattr("time.sleep", lambda _: asking.close())
     with being_server(location):
         assert asking.closed
+
+
+def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    now = 100.0
+
+    async def ask_to_end(location, timeout_s):
+        nonlocal now
+        now += timeout_s - 1
+        raise TimeoutError("no answer")
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(named, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(named, "_ask_to_end", ask_to_end)
+    with being_server(ServerLocation("default")):
+        assert main(["stop", "--timeout", "5"]) == 1
+    assert now == pytest.approx(105.0, abs=0.1)
+    assert "no answer" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import ask, end_of
 
-from shoal.cli import main
 from time_limits import HANG_S
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
@@ -35,8 +34,6 @@ def hold(paths: list[str]) -> list[str]:
 
 
 class Reloaded:
-    """The command, and what it says."""
-
     def __init__(self, terminal, *arguments):
         self.file = terminal.directory / "mine.py"
         self.process = terminal.popen("serve", *arguments, "--reload", start_new_session=True)
@@ -240,30 +237,28 @@ def test_a_file_is_served_at_its_address(reloading, terminal):
         (["--reload-dir", "."], 2, "--reload-dir needs --reload"),
     ],
 )
-def test_a_mistake_is_said(words, code, message, capsys):
-    assert main(["serve", "mine:app", *words]) == code
-    assert message in capsys.readouterr().err
+def test_a_mistake_is_said(words, code, message, mistake):
+    assert message in mistake("serve", "mine:app", *words, code=code)
 
 
-def test_an_address_in_use_is_said(capsys):
+def test_an_address_in_use_is_said(mistake):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert main(["serve", "mine:app", "--reload", "--port", port]) == 1
-    assert f"can't listen at 127.0.0.1 port {port}: Address already in" in capsys.readouterr().err
+        said = mistake("serve", "mine:app", "--reload", "--port", port)
+    assert f"can't listen at 127.0.0.1 port {port}: Address already in" in said
 
 
-def test_what_is_not_installed_is_said(capsys, monkeypatch):
+def test_what_is_not_installed_is_said(mistake, monkeypatch):
     monkeypatch.setattr("shoal.core.extras.find_spec", lambda name: None)
-    assert main(["serve", "mine:app", "--reload"]) == 1
-    assert "--reload needs watchfiles, which is not installed" in capsys.readouterr().err
+    said = mistake("serve", "mine:app", "--reload")
+    assert "--reload needs watchfiles, which is not installed" in said
 
 
-def test_files_that_can_not_be_watched_are_said(capsys, monkeypatch, tmp_path):
+def test_files_that_can_not_be_watched_are_said(mistake, monkeypatch, tmp_path):
     def watch(*_, **__):
         raise OSError("OS file watch limit reached.")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("watchfiles.watch", watch)
-    assert main(["serve", "mine:app", "--reload", "--port", "0"]) == 1
-    said = capsys.readouterr().err
+    said = mistake("serve", "mine:app", "--reload", "--port", "0")
     assert "can't watch .: OS file watch limit reached.; see --reload-dir" in said

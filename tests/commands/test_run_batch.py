@@ -140,6 +140,14 @@ routes = [Route("/v1/answers", answer, methods=["POST"])]
 app = Starlette(routes=routes, lifespan=lifespan)
 broken = Starlette(lifespan=no_lifespan)
 """
+LIMITED = """
+import resource, sys
+from shoal.cli import main
+from shoal.commands.support.batch_lines import ResultFiles
+from shoal.commands.support.output import CommandError
+resource.setrlimit(resource.RLIMIT_FSIZE, (101, 101))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -584,16 +592,6 @@ def test_a_second_run_of_the_same_output_is_refused(told):
         fcntl.flock(held, fcntl.LOCK_EX)
         told("jobs:double", "in.jsonl", "out.jsonl", code=2)
     assert "another run writes out.jsonl" in told.err
-
-
-LIMITED = """
-import resource, sys
-from shoal.cli import main
-from shoal.commands.support.batch_lines import ResultFiles
-from shoal.commands.support.output import CommandError
-resource.setrlimit(resource.RLIMIT_FSIZE, (101, 101))
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def test_results_that_could_not_be_written_leave_no_gap(told, monkeypatch):

@@ -1,11 +1,17 @@
-"""`shoal serve` of files, and what it has for the operator."""
+"""`shoal serve` of files, what it has for the operator, and its end with requests under way."""
 
 import gc
 import http.client
+import itertools
 import json
 import os
+import re
 import signal
+import socket
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from processes import ask, end_of
@@ -13,6 +19,7 @@ from processes import ask, end_of
 from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server import process as server_process
 from time_limits import HANG_S
+from worker_processes import children_of
 
 pytestmark = pytest.mark.real_time
 
@@ -39,14 +46,61 @@ backend = "small"
 route = "/large"
 traffic = { large = 1 }
 """
-
 OTHER = """\
 async def app(scope, receive, send):
     pass
 """
-
-
 SERVED = "app.toml"
+CLIENTS = 8
+DRAINED = """\
+from collections.abc import AsyncIterator
+
+import anyio
+import shoal
+
+draining = anyio.Event()
+
+
+class DrainedApp(shoal.App):
+    def begin_drain(self) -> None:
+        super().begin_drain()
+        draining.set()
+
+
+app = DrainedApp()
+
+
+@app.endpoint("/work", name="work", max_batch_size=2)
+async def work(items: list[str]) -> list[str]:
+    await draining.wait()
+    return items
+
+
+@app.endpoint("/steps", name="steps", max_batch_size=1)
+async def steps(names: list[str]) -> AsyncIterator[list[str]]:
+    yield names
+    await draining.wait()
+    yield names
+"""
+WITH_PROCESSES = """\
+import time
+
+import shoal
+
+app = shoal.App()
+
+
+class Work:
+    def __call__(self, items: list[int]) -> list[int]:
+        time.sleep(0.01)
+        with open("ran", "a") as ran:
+            ran.write("".join(f"{item}\\n" for item in items))
+        return items
+
+
+app.backend("work", Work, placement="process", num_replicas=2, max_batch_size=4)
+app.route("work", backend="work", path="/work")
+"""
 
 
 @pytest.fixture
@@ -81,8 +135,7 @@ def test_an_application_that_exits_on_import_ends_the_command(terminal, director
 
 def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
     (directory / "app.toml").write_text("[backends.b]\n[server]\nport = -1")
-    code, _, err = terminal.run_here("serve", "app.toml")
-    assert code == 2
+    err = terminal.failed_here("serve", "app.toml", code=2)
     assert err.splitlines() == [
         'shoal: app.toml:1: backends.b: has no code; write code = "package.module:Name"',
         "shoal: app.toml:3: server.port: port must be at least 0, not -1",
@@ -109,8 +162,7 @@ def test_processes_find_the_modules_beside_the_file(application, terminal):
 
 def test_code_that_is_not_there_is_told(terminal, directory):
     (directory / "app.toml").write_text('[backends.b]\ncode = "absent:b"')
-    code, _, err = terminal.run("serve", "app.toml", "--port", "0")
-    assert code == 1
+    err = terminal.failed("serve", "app.toml", "--port", "0")
     assert "there is no module 'absent'" in err
     assert err.splitlines()[-1].startswith("shoal: the application did not start: ")
 
@@ -122,10 +174,8 @@ def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
         terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
         assert ask(port, "/-/api/status")[0] == 404, "without a token the port has no admin API"
-        code, _, err = terminal.run(
-            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
-        )
-    assert code == 1
+        given = ("--port", "0", "--admin-socket", "admin.sock")
+        err = terminal.failed("serve", "app.toml", *given)
     assert err == f"shoal: can't listen at {directory}/admin.sock: another server listens there\n"
 
 
@@ -153,8 +203,7 @@ def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, di
 )
 def test_what_is_for_our_applications_is_refused_for_others(options, terminal, directory):
     (directory / "token").write_text("s3cret")
-    code, _, err = terminal.run_here("serve", "other:app", *options)
-    assert code == 2
+    err = terminal.failed_here("serve", "other:app", *options, code=2)
     assert err.startswith(f"shoal: other:app is not a shoal.App; leave out {options[0]}, for ")
 
 
@@ -256,8 +305,7 @@ def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory)
         "import shoal\n\napp = shoal.App()\n\n\n@app.endpoint('/x', name='x')\n"
         "def double(items: list[int]) -> list[int]:\n    return items\n"
     )
-    code, _, err = terminal.run("serve", "app:app", "--port", "0", "--state", "file.db")
-    assert code == 1
+    err = terminal.failed("serve", "app:app", "--port", "0", "--state", "file.db")
     assert err.startswith("shoal: the application did not start: the endpoint /x could not be ")
     assert "give an import path" in err
     assert len(err.splitlines()) == 1
@@ -282,3 +330,90 @@ def test_garbage_is_looked_for_less_often_unless_somebody_has_said_how_often(mon
         assert gc.get_threshold()[0] == 5
     finally:
         gc.set_threshold(*before)
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def served(terminal, request):
+    (terminal.directory / "drained.py").write_text(DRAINED)
+    command = ("serve", "drained:app", "--port", "0", "--event-loop", request.param)
+    with terminal.serving(*command) as (process, port):
+        yield process, port
+
+
+def until_some_run(port):
+    """Asks until all requests are there, and some of them run; gives how many are queued."""
+    while True:
+        work = ask(port, "/-/readyz")[1]["endpoints"]["work"]
+        if work["running"] and work["queued"] + work["running"] == CLIENTS:
+            return work["queued"]
+
+
+def test_a_signal_lets_queued_and_running_requests_finish(served):
+    process, port = served
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        answers = [threads.submit(ask, port, "/work", f"{nth}") for nth in range(CLIENTS)]
+        assert until_some_run(port) > 0
+        process.send_signal(signal.SIGTERM)
+        assert [one.result() for one in answers] == [(200, f"{nth}") for nth in range(CLIENTS)]
+    said = end_of(process)
+    assert f": {CLIENTS} finished, 0 cut off\n" in said
+    total = re.search(r"^Shoal served ([\d,]+) requests, ", said, re.MULTILINE)[1]
+    assert int(total.replace(",", "")) >= CLIENTS
+
+
+def test_readiness_turns_503_while_draining(served):
+    """The next request on the connection of a stream that ends in the drain asks for readiness."""
+    process, port = served
+    head = b"POST /steps HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), HANG_S) as client:
+        client.sendall(head + b'Content-Length: 3\r\n\r\n"a"')
+        talk = b""
+        while b"data: " not in talk:
+            talk += client.recv(2**16)
+        client.sendall(b"GET /-/readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        process.send_signal(signal.SIGTERM)
+        with client.makefile("rb") as rest:
+            talk += rest.read()
+    stream, _, readiness = talk.partition(b"event: end")
+    assert stream.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 503" in readiness
+    assert b'"status":"draining"' in readiness
+    assert end_of(process).count("2 finished, 0 cut off") == 1
+
+
+def test_under_load_each_request_that_was_taken_runs_once_and_no_replica_is_left(terminal):
+    (terminal.directory / "loaded.py").write_text(WITH_PROCESSES)
+    numbers, answered, is_warm = itertools.count(), [], threading.Event()
+
+    def call_on(port):
+        while True:
+            number = next(numbers)
+            try:
+                assert ask(port, "/work", number) == (200, number)
+            except OSError as error:  # it could not connect any more
+                return error
+            answered.append(number)
+            if number > 4 * CLIENTS:
+                is_warm.set()
+
+    with terminal.serving("serve", "loaded:app", "--port", "0") as (process, port):
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            ends = [threads.submit(call_on, port) for _ in range(CLIENTS)]
+            assert is_warm.wait(HANG_S)
+            replicas = children_of(process.pid)
+            process.send_signal(signal.SIGTERM)
+            kinds = {type(end.result()) for end in ends}
+        end_of(process)
+    assert kinds <= {ConnectionRefusedError, ConnectionResetError}
+    assert len(replicas) == 2
+    assert not any(map(is_running, replicas))
+    ran = (terminal.directory / "ran").read_text().split()
+    assert sorted(map(int, ran)) == sorted(answered)
+
+
+def is_running(pid):
+    """Whether there is a process, and not only its name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

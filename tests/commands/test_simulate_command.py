@@ -213,11 +213,9 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told, tmp_path, monkeypa
 @pytest.mark.parametrize(
     "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"]]
 )
-def test_a_number_that_is_none_is_told(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["simulate", *arguments])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith("see shoal simulate --help\n")
+def test_a_number_that_is_none_is_told(arguments, told):
+    told(*arguments, code=2)
+    assert told.err.endswith("see shoal simulate --help\n")
 
 
 RECORDED = [

@@ -49,6 +49,14 @@ def seen(items: list[int]) -> list[object]:
 async def plain(scope, receive, send):
     pass
 """
+WRONG = {
+    "datagram": "is not a stream socket; write ListenStream= in its unit",
+    "file": "is not a socket: ",
+    "connection": "does not listen; write Accept=no in its unit",
+    "tcp admin": "would open the admin API to everyone on this machine; ",
+    "open admin": "would open the admin API to everyone on this machine; ",
+    "abstract admin": "would open the admin API to everyone on this machine; ",
+}
 
 
 @pytest.fixture
@@ -135,19 +143,8 @@ def test_a_passed_socket_can_be_served_by_workers_and_with_reload(options, passi
 def test_workers_refuse_more_than_one_passed_socket(passing):
     command = ("serve", "lengths:app", "--workers", "2")
     with listening() as one, listening() as two, passing([one, two], "a:b", *command) as run:
-        _, said = run.communicate(timeout=HANG_S)
+        said = end_of(run, code=2)
     assert "--workers serves one: pass one, or name one address" in said
-    assert run.returncode == 2
-
-
-WRONG = {
-    "datagram": "is not a stream socket; write ListenStream= in its unit",
-    "file": "is not a socket: ",
-    "connection": "does not listen; write Accept=no in its unit",
-    "tcp admin": "would open the admin API to everyone on this machine; ",
-    "open admin": "would open the admin API to everyone on this machine; ",
-    "abstract admin": "would open the admin API to everyone on this machine; ",
-}
 
 
 def wrong_socket(what, stack, tmp_path):
@@ -177,9 +174,9 @@ def test_a_socket_that_cant_be_used_is_refused_with_what_its_unit_must_say(what,
     with ExitStack() as stack:
         passed, name = wrong_socket(what, stack, tmp_path)
         with passing([passed], name, "serve", "lengths:app") as run:
-            _, said = run.communicate(timeout=HANG_S)
+            said = end_of(run, code=1)
     assert said.startswith(f"shoal: file descriptor 3 ({name}) from systemd {WRONG[what]}")
-    assert (said.count("\n"), run.returncode) == (1, 1)
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -200,9 +197,8 @@ def test_a_command_that_contradicts_sockets_is_refused(names, arguments, why, pa
         listening_at(tmp_path / "one.sock") as passed,
         passing([passed], names, "serve", *arguments) as run,
     ):
-        _, said = run.communicate(timeout=HANG_S)
+        said = end_of(run, code=2)
     assert why in said
-    assert run.returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from processes import ask, end_of, wait_until_refused
 
-from shoal.cli import main
 from shoal.commands.server.client import ServerLocation
 from time_limits import HANG_S
 
@@ -94,16 +93,14 @@ def test_a_detached_server_runs_for_its_user_alone_until_it_is_stopped(start, te
     assert terminal.told("stop", "--name", "one") == "stopped one\n"
     assert location.holder() is None
     assert not location.socket.exists()
-    code, _, err = terminal.run_here("status", "--name", "one")
-    assert code == 1
+    err = terminal.failed_here("status", "--name", "one")
     assert "one.sock; start one with `shoal start --detach" in err
 
 
 def test_a_second_one_of_the_same_name_is_refused(terminal):
     with terminal.serving("start", "--port", "0") as (process, _):
         for arguments in (["--detach"], []):
-            code, out, err = terminal.run("start", "--port", "0", *arguments)
-            assert (code, out) == (1, "")
+            err = terminal.failed("start", "--port", "0", *arguments)
             assert f"a server named 'default' runs already as process {process.pid}" in err
             assert "`shoal status`, connect to it at unix:" in err
             assert err.count("\n") == 1
@@ -116,8 +113,7 @@ def test_backends_are_created_from_modules_that_were_allowed(terminal):
         terminal.told_here("backends", "create", "b", "driven_models:add_one", "placement=thread")
         terminal.told_here("endpoints", "create", "e", "--backend", "b")
         assert terminal.told_here("call", "e", "1") == "2\n"
-        code, _, err = terminal.run_here("backends", "create", "c", "json:dumps")
-        assert code == 1
+        err = terminal.failed_here("backends", "create", "c", "json:dumps")
         assert "the operator did not allow imports from 'json' here" in err
 
 
@@ -134,24 +130,21 @@ def test_the_name_and_the_state_of_one_that_was_killed_are_there_for_the_next(te
 
 def test_a_state_file_that_is_none_is_told(terminal, directory):
     (directory / "file.db").write_text("not a database" * 100)
-    code, _, err = terminal.run("start", "--detach", "--port", "0", "--state", "file.db")
-    assert code == 1
+    err = terminal.failed("start", "--detach", "--port", "0", "--state", "file.db")
     assert err.startswith("shoal: the state file ")
     assert err.count("\n") == 1
 
 
 def test_one_that_does_not_start_shows_what_it_said_and_nothing_from_the_log_before(terminal):
     for name in ("first", "second"):
-        code, out, err = terminal.run("start", "--detach", f"{name}:app")
-        assert (code, out) == (2, "")
+        err = terminal.failed("start", "--detach", f"{name}:app", code=2)
         assert err.startswith(f"shoal: '{name}:app': there is no module '{name}' in /")
         assert err.count("\n") == 1
 
 
 def test_one_whose_import_fails_shows_the_traceback(terminal, directory):
     (directory / "broken.py").write_text("raise LookupError('bad day')")
-    code, _, err = terminal.run("start", "--detach", "broken:app")
-    assert code == 1
+    err = terminal.failed("start", "--detach", "broken:app")
     assert "LookupError: bad day" in err
     assert err.endswith("shoal: importing broken:app failed, see above\n")
 
@@ -186,8 +179,7 @@ def test_stopping_lets_what_is_under_way_finish(terminal, directory):
 def test_one_that_does_not_answer_is_killed_by_force_alone(terminal):
     with terminal.serving("start", "--port", "0") as (process, _):
         process.send_signal(signal.SIGSTOP)
-        code, out, err = terminal.run_here("stop", "--timeout", "0.2")
-        assert (code, out) == (1, "")
+        err = terminal.failed_here("stop", "--timeout", "0.2")
         assert err.startswith("shoal: default is still running: ")
         assert err.endswith("; --force kills it\n")
         assert terminal.told_here("stop", "--timeout", "0.2", "--force") == "killed default\n"
@@ -230,11 +222,10 @@ def test_a_process_that_the_application_has_forked_holds_nothing_up(terminal, di
     (directory / "release").write_text("")  # both children go on
 
 
-def test_one_that_is_starting_is_waited_for(monkeypatch, capsys):
+def test_one_that_is_starting_is_waited_for(monkeypatch, mistake):
     holders = iter([0, 0, None])
     monkeypatch.setattr(ServerLocation, "holder", lambda _: next(holders))
-    assert main(["stop"]) == 1
-    assert "no server named 'default' runs here" in capsys.readouterr().err
+    assert "no server named 'default' runs here" in mistake("stop")
 
 
 def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):
@@ -244,6 +235,4 @@ def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):
         fcntl.flock(file, fcntl.LOCK_EX)
         # The number 0 would stand for the command's own process group.
         stopping = terminal.popen("stop", "--force", "--timeout", "0.2", start_new_session=True)
-        _, err = stopping.communicate(timeout=HANG_S)
-    assert stopping.returncode == 1
-    assert "has not written its process id yet" in err
+        assert "has not written its process id yet" in end_of(stopping, code=1)

@@ -4,8 +4,6 @@ import sys
 
 import pytest
 
-from shoal.cli import main
-
 pytestmark = pytest.mark.slow
 
 COMMAND = "tune"
@@ -171,11 +169,8 @@ def test_a_plot_is_saved(told, directory):
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_line(arguments, line, told):
-    told(*arguments, *QUICK, code=2)
-    assert told.err.startswith("shoal: ")
-    assert line in told.err
-    assert told.err.count("\n") == 1
+def test_a_mistake_is_told_in_one_line(arguments, line, mistake):
+    assert line in mistake(COMMAND, *arguments, *QUICK, code=2)
 
 
 @pytest.mark.parametrize(
@@ -202,10 +197,8 @@ def test_code_that_fails_shows_its_traceback(arguments, error, last_line, told):
 
 
 @pytest.mark.parametrize("without", ["--rate", "--p99"])
-def test_a_rate_and_a_target_are_needed(without, capsys):
+def test_a_rate_and_a_target_are_needed(without, told):
     arguments = QUICK.copy()
     del arguments[arguments.index(without) : arguments.index(without) + 2]
-    with pytest.raises(SystemExit) as ended:
-        main(["tune", "tuned:echo", "--item", '"eel"', *arguments])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.endswith("see shoal tune --help\n")
+    told("tuned:echo", "--item", '"eel"', *arguments, code=2)
+    assert told.err.endswith("see shoal tune --help\n")

@@ -1,13 +1,19 @@
-"""The commands that drive a server, against one in this process."""
+"""The commands that drive a server, against one in this process, and what they say meanwhile."""
 
 import io
 import json
 import re
+import signal
+import sys
+from argparse import Namespace
 
+import anyio
 import pytest
 from driven_server import served
 
 from shoal.cli import main
+from shoal.commands.server import client as connecting
+from shoal.serving.clients.remote_client import RemoteClient
 
 pytestmark = pytest.mark.real_time
 
@@ -224,9 +230,6 @@ def test_changes_are_confirmed_as_json_for_machines(done):
     assert json.loads(done(*create)) == {"done": "created the backend b"}
 
 
-# Mistakes and refusals: one line, and a code.
-
-
 @pytest.mark.parametrize(
     ("code", "arguments", "line"),
     [
@@ -261,13 +264,8 @@ def test_changes_are_confirmed_as_json_for_machines(done):
         (1, ["call", "e", "1", "--method-name", "absent"], "the backend has no method 'absent'"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_told_in_one_line(code, arguments, line, with_an_endpoint, capsys):
-    assert main([*arguments, "--url", with_an_endpoint]) == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("shoal: ")
-    assert told.err.count("\n") == 1
-    assert line in told.err
+def test_what_is_refused_is_told_in_one_line(code, arguments, line, with_an_endpoint, mistake):
+    assert line in mistake(*arguments, "--url", with_an_endpoint, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -279,15 +277,14 @@ def with_an_endpoint():
         yield url
 
 
-def test_a_token_is_asked_for_and_taken(tmp_path, capsys):
+def test_a_token_is_asked_for_and_taken(tmp_path, mistake):
     token, wrong = tmp_path / "token", tmp_path / "wrong"
     token.write_text("s3cret\n")
     wrong.write_text("guess")
     with served(token="s3cret") as url:
-        assert main(["status", "--url", url]) == 1
-        assert "Send Authorization: Bearer" in capsys.readouterr().err
-        assert main(["status", "--url", url, "--token-file", str(wrong)]) == 1
-        assert "The token is wrong" in capsys.readouterr().err
+        asked = ("status", "--url", url)
+        assert "Send Authorization: Bearer" in mistake(*asked)
+        assert "The token is wrong" in mistake(*asked, "--token-file", str(wrong))
         assert main(["status", "--url", url, "--token-file", str(token)]) == 0
 
 
@@ -295,12 +292,12 @@ def test_a_token_is_asked_for_and_taken(tmp_path, capsys):
     ("text", "line"),
     [("", "a token must consist of"), ("a b", "a token must consist of"), (None, "can't")],
 )
-def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
+def test_a_wrong_token_file_is_told(text, line, tmp_path, mistake):
     path = tmp_path / "token"
     if text is not None:
         path.write_text(text)
-    assert main(["status", "--url", "http://127.0.0.1:1", "--token-file", str(path)]) == 2
-    assert line in capsys.readouterr().err
+    given = ("--url", "http://127.0.0.1:1", "--token-file", str(path))
+    assert line in mistake("status", *given, code=2)
 
 
 @pytest.mark.parametrize(
@@ -311,23 +308,68 @@ def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
         (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1; start one "),
     ],
 )
-def test_a_missing_server_is_told_with_its_remedy(arguments, line, tmp_path, monkeypatch, capsys):
+def test_a_missing_server_is_told_with_its_remedy(arguments, line, tmp_path, monkeypatch, mistake):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert main(["status", *arguments]) == 1
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
+    assert line in mistake("status", *arguments)
 
 
-def test_a_url_that_is_none_is_a_mistake(capsys):
-    assert main(["status", "--url", "somewhere"]) == 2
-    assert capsys.readouterr().err == (
+def test_a_url_that_is_none_is_a_mistake(mistake):
+    assert mistake("status", "--url", "somewhere", code=2) == (
         "shoal: 'somewhere' is not a server's URL; write http://127.0.0.1:8000 or "
         "unix:/run/shoal.sock\n"
     )
 
 
-def test_a_server_without_the_admin_api_is_told(capsys):
+def test_a_server_without_the_admin_api_is_told(mistake):
     with served(token="s3cret") as url:
-        assert main(["status", "--url", f"{url}/elsewhere"]) == 1
-    assert "there is no admin API at" in capsys.readouterr().err
+        assert "there is no admin API at" in mistake("status", "--url", f"{url}/elsewhere")
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    monkeypatch.setattr(connecting, "_PATIENCE_S", 0.0)
+    with served() as url:
+        yield Namespace(url=url, name="default", token_file=None)
+
+
+def test_on_a_terminal_a_slow_verb_tells_what_it_waits_for(arguments, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    told = []
+
+    async def until_told(client):
+        is_told = anyio.Event()
+
+        def say(line):
+            told.append(line)
+            is_told.set()
+
+        monkeypatch.setattr(connecting, "say", say)
+        with anyio.move_on_after(1):
+            await is_told.wait()
+        return await client.list_backends()
+
+    assert connecting.ask(arguments, until_told) == {}
+    assert told == ["waiting for the server to answer ..."]
+
+
+def test_elsewhere_nothing_is_told(arguments, monkeypatch):
+    told = []
+    monkeypatch.setattr(connecting, "say", told.append)
+
+    async def verb(client):
+        for _ in range(3):
+            await client.list_backends()
+
+    connecting.ask(arguments, verb, waits_for="a replica of b")
+    assert told == []
+
+
+def test_ctrl_c_ends_it_in_silence(monkeypatch, capsys):
+    async def status(client):
+        signal.raise_signal(signal.SIGINT)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(connecting, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(RemoteClient, "status", status)
+    assert main(["status", "--url", "http://server"]) == 130
+    assert capsys.readouterr() == ("", "")

@@ -120,10 +120,9 @@ def test_people_read_the_reason_its_evidence_and_what_to_change(run, url, caller
     assert more == "  more      'One at a time' on the page 'Why are my batches small?'"
 
 
-def test_an_unknown_name_is_told(run, url):
-    code, out, err = run("why", "els", "--url", url)
-    assert (code, out) == (1, "")
-    assert err.startswith("shoal: there is no endpoint or backend")
+def test_an_unknown_name_is_told(mistake, url):
+    told = mistake("why", "els", "--url", url)
+    assert told.startswith("shoal: there is no endpoint or backend")
 
 
 def test_a_server_without_backends(run):

@@ -19,8 +19,6 @@ BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 
 class Greeter:
-    """A model that notes its batches."""
-
     def __init__(self) -> None:
         self.batches: list[dict[str, list[Any]]] = []
 

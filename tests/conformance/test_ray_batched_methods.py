@@ -30,6 +30,16 @@ async def controlled(
         yield controller, await service(controller, "only", target, *args, **config)
 
 
+@asynccontextmanager
+async def serving(target: Any, *, debug: bool = False, **config: Any) -> AsyncGenerator[shoal.App]:
+    """Opens an application that serves a backend at ``/only``."""
+    app = shoal.App(debug=debug)
+    app.backend("only", target, **config)
+    app.route("only", backend="only", path="/only")
+    async with app.lifespan():
+        yield app
+
+
 @pytest.mark.parametrize(
     ("target", "placement"),
     [
@@ -114,10 +124,7 @@ async def test_an_app_serves_them_over_http(target, as_endpoint):
 
 
 async def test_code_of_an_app_takes_http_requests():
-    app = shoal.App()
-    app.backend("only", code.TakesRequest)
-    app.route("only", backend="only", path="/only")
-    async with app.lifespan():
+    async with serving(code.TakesRequest) as app:
         answers = await outcomes(
             *(ask(app, f"/only?number={number}", "text") for number in range(4))
         )
@@ -170,10 +177,7 @@ async def test_a_response_that_streams_is_sent_or_refused_with_what_to_write(pla
 
 @PLACEMENTS
 async def test_a_request_is_whole_wherever_it_is_read(placement):
-    app = shoal.App()
-    app.backend("only", code.read_request, placement=placement)
-    app.route("only", backend="only", path="/only")
-    async with app.lifespan():
+    async with serving(code.read_request, placement=placement) as app:
         headers = [("x-kind", "herring")]
         answer = await ask(app, "/only?a=1&a=2", {"size": 3}, headers=headers)
     assert answer.json() == ["POST", "/only", ["1", "2"], "herring", {"size": 3}, "127.0.0.1"]
@@ -182,10 +186,7 @@ async def test_a_request_is_whole_wherever_it_is_read(placement):
 @pytest.mark.one_loop
 async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process():
     names = ["app", "state", "session", "user", "auth"]
-    app = shoal.App(debug=True)
-    app.backend("only", code.reach, placement="process")
-    app.route("only", backend="only", path="/only")
-    async with app.lifespan():
+    async with serving(code.reach, debug=True, placement="process") as app:
         answer = await ask(app, "/only", names)
     said = answer.json()
     assert list(said) == names

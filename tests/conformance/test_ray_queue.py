@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, line_up, outcomes, outcomes_in_order, read_all, settle
+from batching.scenes import LEFT, PENDING, launch, outcomes, outcomes_in_order, read_all, settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.
@@ -104,8 +104,7 @@ async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind):
 
     async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call("raise"), call("raise"))
-            await settle()
+            callers = await launch(tasks, call("raise"), call("raise"))
             for caller in callers:
                 caller.leave()
         assert [type(caller.outcome) for caller in callers] == [ValueError] * 2
@@ -121,8 +120,7 @@ async def test_ru15_the_setters_change_the_next_batch(kind):
         options = call.batcher.options
         assert (options.max_batch_size, options.batch_wait_timeout_s) == (3, 15_000)
         async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(1), call(2))
-            await settle()
+            callers = await launch(tasks, call(1), call(2))
             assert [caller.outcome for caller in callers] == [PENDING] * 2
             assert await call(3) == 3
         assert anyio.current_time() == 0
@@ -152,7 +150,7 @@ async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs():
     options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
     async with serving("function", echo, batch_size_fn=shoal.of_list(total), **options) as call:
         async with anyio.create_task_group() as tasks:
-            (first,) = await line_up(tasks, call(6))
+            (first,) = await launch(tasks, call(6))
             with pytest.raises(shoal.errors.ItemTooLarge, match=r"costs 12, .* max_batch_size=10"):
                 await call(12)
         assert first.outcome == 6
@@ -214,13 +212,10 @@ async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(ki
 
     async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:  # noqa: SIM117
         async with anyio.create_task_group() as tasks:
-            first, second = await line_up(tasks, call(1), call(2))
-            await settle()
-            first.leave()
-            await settle()
+            first, second = await launch(tasks, call(1), call(2))
+            await first.gone()
             assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
+            await second.gone()
             assert second.outcome == LEFT
             assert passed == [0]
             gates[-1].set()
@@ -241,13 +236,72 @@ async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left
         async with anyio.create_task_group() as tasks:
             first, second = await read_all(tasks, call(1), call(2))
             await settle()
-            first.leave()
-            await settle()
+            await first.gone()
             assert (first.outcome, second.outcome) == (LEFT, PENDING)
-            second.leave()
-            await settle()
+            await second.gone()
             assert passed == [0]
             gate.set()
             again = await read_all(tasks, call(3), call(4))
         assert [reader.items for reader in again] == [[3], [4]]
     assert passed == [1]
+
+
+@KINDS
+@pytest.mark.parametrize("count", [0, 2, 5])
+@pytest.mark.parametrize("mode", MODES)
+async def test_ru17_each_stream_gets_exactly_its_own_items(kind, count, mode):
+    async def handler(self: object, left: list[str], right: list[str]) -> Any:
+        for number in range(count):
+            yield [(a, b, number) for a, b in zip(left, right, strict=True)]
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        make = partial(MODES[mode], call)
+        async with anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, make("hi1", "hi2"), make("hi3", "hi4"))
+    assert [reader.items for reader in readers] == [
+        [("hi1", "hi2", number) for number in range(count)],
+        [("hi3", "hi4", number) for number in range(count)],
+    ]
+    assert [reader.outcome for reader in readers] == ["end", "end"]
+
+
+@pytest.mark.parametrize(
+    ("third_step", "error"),
+    [
+        pytest.param(None, RuntimeError, id="ru18 an error"),
+        pytest.param([2], shoal.errors.WrongBatchSize, id="ru19 a step of a wrong length"),
+    ],
+)
+async def test_ru18_ru19_an_error_comes_after_the_items_and_before_the_end(third_step, error):
+    async def handler(self: object, items: list[Any]) -> Any:
+        for number in range(2):
+            yield [number] * len(items)
+        if third_step is None:
+            raise RuntimeError("Testing error")
+        yield third_step
+
+    options = {"max_batch_size": 2, "batch_wait_timeout_s": 1000}
+    async with serving("function", handler, **options) as call, call("a") as a, call("b") as b:
+        for stream in (a, b):
+            assert [await anext(stream), await anext(stream)] == [0, 1]
+            with pytest.raises(error):
+                await anext(stream)
+            assert await anext(stream, "end") == "end"
+
+
+async def test_ru21_the_setters_can_be_used_while_a_batch_streams(steps):
+    batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, call("a"), call("b"))
+        steps.step(0, 0)
+        steps.step(1, 1)
+        await settle()
+        batcher.set_max_batch_size(3)
+        steps.step(2, 2)
+        steps.end()
+        readers += await read_all(tasks, call("c"), call("d"), call("e"))
+        for number in range(3):
+            steps.step(number, number, number)
+        steps.end()
+    assert [reader.items for reader in readers] == [[0, 1, 2]] * 5
+    assert steps.batches == [["a", "b"], ["c", "d", "e"]]

@@ -11,15 +11,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import (
-    LEFT,
-    Held,
-    Recorder,
-    line_up,
-    outcome,
-    outcomes,
-    settle,
-)
+from batching.scenes import LEFT, Held, Recorder, launch, line_up, outcome, outcomes, settle
 from conformance.replica_scenes import chain, living_tasks, served, service
 from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller
@@ -143,10 +135,8 @@ async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
         served(code, max_batch_size=most, batch_size_fn=size) as handle,
         anyio.create_task_group() as tasks,
     ):
-        await line_up(tasks, handle.call("plug"))
-        await settle()
-        callers = await line_up(tasks, *map(handle.call, items))
-        await settle()
+        await launch(tasks, handle.call("plug"))
+        callers = await launch(tasks, *map(handle.call, items))
         code.gate.set()
         await settle()
         assert [caller.outcome for caller in callers] == answers
@@ -168,8 +158,7 @@ async def test_ri13_an_item_larger_than_a_batch_is_refused_alone(recorder):
 
 async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler(held):
     async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
-        first, second = await line_up(tasks, handle.call(1), handle.call(2))
-        await settle()
+        first, second = await launch(tasks, handle.call(1), handle.call(2))
         await second.gone()
         assert second.outcome == LEFT
         held.gate.set()
@@ -217,8 +206,7 @@ async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it(h
 async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service():
     bound = {"max_batch_size": 1, "max_queued_requests": 0}
     async with chain(inner=bound) as (handle, outer, inner), anyio.create_task_group() as tasks:
-        (busy,) = await line_up(tasks, outer.handle.call("busy"))
-        await settle()
+        (busy,) = await launch(tasks, outer.handle.call("busy"))
         with anyio.fail_after(1):
             direct = await outcome(outer.handle.call(1))
             got = await outcome(handle.call(1))
@@ -301,8 +289,7 @@ async def test_rc25_work_ends_before_its_replica_and_callers_end_before_those_th
         async with Controller() as controller:
             inner = await service(controller, "called", called)
             outer = await service(controller, "caller", caller)
-            waiting = await line_up(tasks, outer.call(1), inner.call(1))
-            await settle()
+            waiting = await launch(tasks, outer.call(1), inner.call(1))
             tasks.start_soon(controller.shutdown)
             await settle()
             assert steps == []
@@ -320,8 +307,7 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget():
     async with Controller() as controller:
         handle = await service(controller, "b", held, graceful_shutdown_timeout_s=1)
         async with anyio.create_task_group() as tasks:
-            (caller,) = await line_up(tasks, handle.call(1))
-            await settle()
+            (caller,) = await launch(tasks, handle.call(1))
             await controller.shutdown()
             assert anyio.current_time() == pytest.approx(1)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
@@ -331,8 +317,7 @@ async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget():
 async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes(held):
     async with anyio.create_task_group() as tasks:
         async with served(held, graceful_shutdown_timeout_s=0.05) as handle:
-            (caller,) = await line_up(tasks, handle.call(1))
-            await settle()
+            (caller,) = await launch(tasks, handle.call(1))
         assert anyio.current_time() == pytest.approx(0.05)
     assert isinstance(caller.outcome, shoal.errors.BatcherClosed)
     assert held.cancelled == [[1]]
@@ -350,8 +335,7 @@ async def test_rc27_a_replica_that_never_started_is_only_ended():
 
     async with anyio.create_task_group() as tasks:
         async with Controller() as controller:
-            (creator,) = await line_up(tasks, controller.create_backend("b", Starting("it", steps)))
-            await settle()
+            (creator,) = await launch(tasks, controller.create_backend("b", Starting("it", steps)))
             started = anyio.current_time()
         assert anyio.current_time() == started
         await settle()
@@ -377,8 +361,7 @@ async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls
             return [await inner.call(item) for item in items]
 
         outer = await service(controller, "outer", code)
-        (caller,) = await line_up(tasks, outer.call(1))
-        await settle()
+        (caller,) = await launch(tasks, outer.call(1))
         tasks.start_soon(controller.shutdown)
         await settle()
         for handle in (inner, outer):

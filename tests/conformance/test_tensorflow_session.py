@@ -13,11 +13,11 @@ import shoal
 from batching.scenes import (
     PENDING,
     Recorder,
+    launch,
     line_up,
     opening,
     outcomes,
     outcomes_in_order,
-    settle,
 )
 
 ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
@@ -81,8 +81,7 @@ async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it():
 
     async with opening(handler, max_batch_size=4, **BY_ROWS) as (_, call, tasks):
         (before,) = await line_up(tasks, call([1]))
-        (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
-        await settle()
+        (divided,) = await launch(tasks, call([2, 3, 4, 5]))
         assert (before.outcome, divided.outcome) == ([1], PENDING)
         (after,) = await line_up(tasks, call([6, 7, 8]))
     assert batches == [[[1], [2, 3, 4]], [[5], [6, 7, 8]]]

@@ -163,8 +163,7 @@ async def test_limits_hold_for_each_request_on_a_websocket(limit, items, closed)
     app = limited(limit)
     async with app.lifespan(), opened(app, "/length") as socket:
         for n, item in enumerate(items[:-1], 1):
-            socket.say(id=n, item=item)
-            assert await socket.read() == {"id": n, "result": 3}
+            assert await socket.ask(id=n, item=item) == {"id": n, "result": 3}
         socket.say(id=len(items), item=items[-1])
         assert await socket.closed() == closed
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -18,9 +17,8 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
-from examples_checks import option, read_unit, run, tool, verify_units
+from examples_checks import check_schema, option, read_unit, run, tool, verify_units
 from progress_lines import first_line
-from schema_checks import check_schema
 from time_limits import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -117,10 +115,9 @@ def test_idle_connections_are_kept_longer_than_load_balancers_keep_them():
 
 
 @pytest.fixture(scope="module")
-def served():
+def served(free_tcp_port_factory):
     """The port of the application, served as the image serves it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_tcp_port_factory()
     process = start("app:app", "--host", "0.0.0.0", "--port", str(port), directory=DEPLOY)
     try:
         assert first_line(process.stderr).startswith("Shoal serving app:app on ")
@@ -252,8 +249,9 @@ def unit(name):
 
 @pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
-def test_systemd_takes_the_units(tmp_path):
-    verify_units(SYSTEMD, tmp_path)
+@pytest.mark.parametrize("folder", [SYSTEMD, DEPLOY / "machines" / "systemd"])
+def test_systemd_takes_the_units(folder, tmp_path):
+    verify_units(folder, tmp_path)
 
 
 @pytest.mark.real_time
@@ -261,15 +259,13 @@ def test_systemd_takes_the_units(tmp_path):
 @pytest.mark.skipif(
     shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
 )
-def test_the_units_serve_at_their_sockets(tmp_path):
+def test_the_units_serve_at_their_sockets(tmp_path, free_tcp_port):
     sockets = [unit(name)["Socket"] for name in ("shoal.socket", "shoal-admin.socket")]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     admin = tmp_path / Path(sockets[1]["ListenStream"]).name
     words = unit("shoal.service")["Service"]["ExecStart"].split()
     assert words[1] == "serve"
     names = ":".join(one["FileDescriptorName"] for one in sockets)
-    listen = [f"--listen=127.0.0.1:{port}", f"--listen={admin}", f"--fdname={names}"]
+    listen = [f"--listen=127.0.0.1:{free_tcp_port}", f"--listen={admin}", f"--fdname={names}"]
     kept = [f"--setenv={name}={value}" for name, value in os.environ.items() if value]
     before = ["systemd-socket-activate", *listen, *kept]
     process = start(*words[2:], directory=DEPLOY, before=before)
@@ -279,7 +275,7 @@ def test_the_units_serve_at_their_sockets(tmp_path):
         for _ in sockets:
             assert process.stderr.readline().startswith("Listening on ")
         admin.chmod(int(sockets[1]["SocketMode"], 8))
-        assert ask(port, "/embed", "herring") == (200, "7")
+        assert ask(free_tcp_port, "/embed", "herring") == (200, "7")
         command = [sys.executable, "-m", "shoal", "status", "--json", "--url", f"unix:{admin}"]
         assert "embed" in json.loads(run(*command))["endpoints"]
         process.terminate()

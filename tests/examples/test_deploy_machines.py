@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from certificates import new_certificate
-from examples_checks import option, read_unit, run, tool, verify_units
+from examples_checks import option, read_unit, run, tool
 from progress_lines import first_line
 from shoal.cli import _parser
 from shoal.serving.app_file.file import read_app_file
@@ -242,12 +242,6 @@ def test_the_image_of_ray_follows_the_rules_of_dockerfiles():
     assert f"rayproject/ray:{RAY['spec']['rayVersion']}-" in text
     copied = re.search(r"^COPY (.*) /srv/shoal/$", text, re.MULTILINE)[1].split()
     assert [name for name in copied if not (FILES.parent / name).exists()] == []
-
-
-@pytest.mark.real_time
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
-def test_systemd_takes_the_units(tmp_path):
-    verify_units(SYSTEMD, tmp_path)
 
 
 def test_the_units_hold_what_their_programs_read():

@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -30,12 +29,11 @@ HANG_S = 15
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(tmp_path_factory, free_tcp_port_factory):
     """The port and the process of a container of the service, as KServe starts it."""
     models = tmp_path_factory.mktemp("models")
     np.save(models / "weights.npy", np.array([1.0, 10.0, 100.0], np.float32))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_tcp_port_factory()
     # KServe fills the placeholders in, and mounts the model.
     env = {one["name"]: one["value"].replace("{{.Name}}", NAME) for one in CONTAINER["env"]}
     env["MODEL_DIR"] = env["MODEL_DIR"].replace("/mnt/models", str(models))

@@ -119,7 +119,6 @@ class World:
             program.communicate()
 
     def starts(self, model):
-        """How many replicas a model server has started."""
         url = f"https://{model.address}:8001/-/metrics"
         page = self.client.run("curl", "--insecure", "--silent", "--show-error", url)
         return int(re.search(r"^shoal_replica_starts_total\S* (\d+)", page, re.MULTILINE)[1])
@@ -224,8 +223,6 @@ def test_a_killed_ingress_loses_nothing_behind_nginx(world):
 
 
 # From here on, the clients call an ingress: nginx would hide what it loses.
-
-
 def test_a_killed_model_server_loses_nothing(world):
     with world.load(world.ingresses[0]) as met:
         restart_killed(world, world.models[2])

@@ -58,8 +58,6 @@ def url(announced):
 
 
 class Page:
-    """The page as its user meets it."""
-
     def __init__(self, browser, url=None):
         self.browser = browser
         if url is not None:

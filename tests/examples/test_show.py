@@ -19,6 +19,7 @@ from examples.demo.show import (
     Show,
     Watch,
 )
+from serving.scenes import deployed
 
 # Models are loaded, and the steps of one run, in threads. The demo is served on one event loop.
 pytestmark = [pytest.mark.real_time, pytest.mark.one_loop, pytest.mark.slow]
@@ -46,15 +47,12 @@ def playing(monkeypatch):
         theirs = Show()
         async with shoal.start() as client:
             for name, config in ((BATCHED, Settings().batching()), (SINGLE, {"max_batch_size": 1})):
-                await client.create_backend(name, recognise, config={"placement": "task", **config})
-                await client.create_endpoint(name, backend=name)
+                await deployed(client, name, recognise, config={"placement": "task", **config})
             config = {"fill": "continuous", "streams": True, "max_batch_size": VIEWERS}
             config |= {"max_queued_requests": 0, "placement": "task"}
-            await client.create_backend("show", theirs, config=config)
-            await client.create_endpoint("show", backend="show")
-            await client.create_backend("settings", theirs.change)
-            await client.create_endpoint("settings", backend="settings")
-            yield theirs, client, await client.get_handle("show")
+            watch = await deployed(client, "show", theirs, config=config)
+            await deployed(client, "settings", theirs.change)
+            yield theirs, client, watch
 
     return play
 

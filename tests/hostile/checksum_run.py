@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import trio
-from checksum import checksum
+from agreed import HANG_S, checksum
 from good_client import request
-from hangs import HANG_S
 from hostile_server import MIB, HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 
@@ -36,7 +35,6 @@ class Checked:
     grown: int = 0
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         missing = self.asked - self.answered
         checks = {
             f"{missing} of {self.asked} answers did not come": missing,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import fuzz_http2 as http2
+from agreed import HANG_S
 from good_client import AskingMeanwhile
-from hangs import HANG_S
 from held_places import HEAD, SETTINGS, headers, percentile
 from hostile_server import MIB, HostileServer, wait_until
 
@@ -20,8 +20,6 @@ CHUNK: Final = b"1\r\nx\r\n"
 
 @dataclass
 class Flood:
-    """What became of a server in a flood."""
-
     sent: int = 0
     took_s: float = 0.0
     answer: bytes = b""
@@ -33,7 +31,6 @@ class Flood:
         return percentile(self.good_s, 99)
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         checks = {
             "nobody else was served": not self.good_s,
             f"the memory grew by {self.grown / MIB:.1f} MiB": self.grown > MOST_MEMORY,

@@ -37,8 +37,6 @@ HTTP1_CONTENTS = [
 
 @dataclass(frozen=True)
 class HostileConnection:
-    """What one client does."""
-
     protocol: str
     steps: tuple[bytes | None, ...]
     way: str

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from checksum import checksum
-from hangs import HANG_S
+from agreed import HANG_S, checksum
 from hostile_server import HostileServer
 
 EVERY_S = 0.005

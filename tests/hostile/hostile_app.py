@@ -19,8 +19,7 @@ from typing import Any
 import anyio
 import sniffio
 import trio.lowlevel
-from checksum import checksum
-from hangs import HANG_S
+from agreed import HANG_S, checksum
 from pydantic import BaseModel
 
 import shoal

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hangs import HANG_S
+from agreed import HANG_S
 
 HERE = Path(__file__).parent
 LOOPS = ["trio", "asyncio"]
@@ -43,8 +43,6 @@ _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: .{1
 
 
 class HostileServer:
-    """A running server."""
-
     def __init__(self, kind: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.kind = kind
         self.process = process

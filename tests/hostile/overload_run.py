@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import trio
-from checksum import checksum
+from agreed import checksum
 from good_client import request
 from held_places import percentile
 from hostile_app import CAPACITY, MOST_QUEUED
@@ -42,7 +42,6 @@ class Overload:
         return percentile(self.accepted_s, 99)
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         others = {code: n for code, n in self.statuses.items() if code not in (200, *REFUSED)}
         checks = {
             f"{len(self.lost)} requests had no answer: {self.lost[:5]}": self.lost,
@@ -55,8 +54,6 @@ class Overload:
 
 
 class _Arrivals:
-    """Requests at a rate."""
-
     def __init__(self, server: HostileServer, path: str) -> None:
         self.found = Overload()
         self._server = server

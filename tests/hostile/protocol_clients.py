@@ -32,8 +32,6 @@ class Lost(Exception):
 
 @dataclass
 class Answer:
-    """An answer."""
-
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -45,8 +43,6 @@ class Answer:
 
 
 class Http1Client:
-    """A connection that speaks HTTP/1.1."""
-
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._received = bytearray()
@@ -56,7 +52,6 @@ class Http1Client:
         return cls(await trio.open_tcp_stream("127.0.0.1", port))
 
     async def ask(self, sent: bytes) -> Answer:
-        """Sends a request, and reads its answer."""
         await self.send(sent)
         return await self.answer()
 
@@ -135,7 +130,6 @@ class Http2Client:
 
     @property
     def is_going_away(self) -> bool:
-        """Whether the server takes no more requests."""
         return self._last_served < 2**31
 
     async def ask(self, asked: Sequence[tuple[str, object]]) -> list[Answer | Lost]:
@@ -224,8 +218,6 @@ def _fields(path: str) -> list[tuple[bytes, bytes]]:
 
 
 class WebSocketClient:
-    """A WebSocket."""
-
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._protocol = WebSocketProtocol(ConnectionType.CLIENT)

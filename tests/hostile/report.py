@@ -21,9 +21,18 @@ from checksum_run import CLIENTS, run_checksums
 from floods import FLOODS
 from fuzz_clients import PROTOCOLS
 from good_client import AskingMeanwhile
-from held_places import HOLDERS, MOST_MEMORY, hold_places, percentile
+from held_places import (
+    HOLDERS,
+    MOST_MEMORY,
+    STATES,
+    WAYS,
+    hold_places,
+    leave,
+    leave_queue,
+    percentile,
+    ways_of,
+)
 from hostile_server import LOOPS, MIB, SERVERS, HostileServer, serving
-from leaving_run import STATES, WAYS, leave, leave_queue, ways_of
 from mutated_run import run_mutated
 from overload_run import WAIT_S, ask_while_blocked, run_overload
 from termination_run import run_termination

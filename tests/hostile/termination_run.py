@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import trio
-from checksum import checksum
+from agreed import HANG_S, checksum
 from good_client import request
-from hangs import HANG_S
 from hostile_server import HostileServer
 from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient
 
@@ -39,7 +38,6 @@ class Terminated:
     began: set[str] = field(default_factory=set)
 
     def flaws(self) -> list[str]:
-        """What is not as it must be."""
         found = [] if self.code == 0 else [f"the exit code is {self.code}"]
         for name, outcome in self.outcomes.items():
             if outcome in (ANSWERED, CUT_OFF) or (outcome == REFUSED and name not in self.began):

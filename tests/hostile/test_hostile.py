@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from agreed import HANG_S
 from checksum_run import CLIENTS, run_checksums
 from floods import FLOODS
 from good_client import request
-from hangs import HANG_S
-from held_places import HOLDERS, MOST_MEMORY, hold_places
+from held_places import HOLDERS, MOST_MEMORY, STATES, WAYS, hold_places, leave, leave_queue, ways_of
 from hostile_server import (
     CANARY,
     LOOPS,
@@ -22,7 +22,6 @@ from hostile_server import (
     flaws_of_log,
     serving,
 )
-from leaving_run import STATES, WAYS, leave, leave_queue, ways_of
 from mutated_run import run_mutated
 from overload_run import REFUSED, ask_while_blocked, run_overload
 from termination_run import run_termination

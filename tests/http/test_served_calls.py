@@ -291,7 +291,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, mon
     assert found == []
 
 
-# Clients in closed loops stay in one batch over HTTP, too; see `batching/test_regathering.py`
+# Clients in closed loops stay in one batch over HTTP, too; see `batching/test_forming_batches.py`
 
 
 MOST = 64

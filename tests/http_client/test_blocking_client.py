@@ -9,8 +9,7 @@ from contextlib import suppress
 
 import anyio
 import pytest
-from servers import served
-from simple_app import Held, Steps, app_with, three
+from servers import Held, Steps, app_with, served, three
 
 from handlers import double
 from shoal import errors

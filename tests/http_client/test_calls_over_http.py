@@ -11,8 +11,7 @@ import httpx
 import numpy as np
 import pydantic
 import pytest
-from servers import raw_server, served
-from simple_app import Held, Steps, app_with, headers_of
+from servers import Held, Steps, app_with, headers_of, raw_server, served
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +26,13 @@ from shoal.http_client.connection import SILENCE_S
 from shoal.testing import settle
 
 pytestmark = pytest.mark.real_time
+ERRORS = {
+    name: getattr(errors, name)("x")
+    for name in (
+        *("BackendUnavailable", "BatcherClosed", "DeadlineExceeded", "HandlerTimeout"),
+        *("ItemTooLarge", "NoSuchModel", "Overloaded", "ReplicaDied", "SlowReader"),
+    )
+}
 
 
 class Point(pydantic.BaseModel):
@@ -334,15 +340,6 @@ async def test_a_body_that_is_not_taken_can_be_left():
             await client.call("/x", bytes(2**25))
         assert scope.cancelled_caught
         gc.collect()
-
-
-ERRORS = {
-    name: getattr(errors, name)("x")
-    for name in (
-        *("BackendUnavailable", "BatcherClosed", "DeadlineExceeded", "HandlerTimeout"),
-        *("ItemTooLarge", "NoSuchModel", "Overloaded", "ReplicaDied", "SlowReader"),
-    )
-}
 
 
 async def test_an_error_is_of_the_same_class_as_in_the_server():

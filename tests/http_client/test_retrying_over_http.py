@@ -10,7 +10,7 @@ import time
 import anyio
 import httpx
 import pytest
-from answers import DONE, MAY_HAVE_RUN, NOT_THERE, refusal
+from servers import DONE, MAY_HAVE_RUN, NOT_THERE, refusal
 
 import shoal
 from shoal import errors

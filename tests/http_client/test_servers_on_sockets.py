@@ -1,4 +1,4 @@
-"""Calls of several real servers, some of which end, break connections, or send rubbish."""
+"""Servers on real sockets: several of them, some of which break, and calls over HTTP/2."""
 
 import socket
 import ssl
@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack
 import anyio
 import httpx
 import pytest
-from servers import HANG_S, raw_server, served
-from simple_app import app_with
+from servers import HANG_S, Steps, app_with, raw_server, served, three
 
 from certificates import new_certificate
 from shoal.asgi.http_options import HttpOptions
@@ -188,3 +187,31 @@ async def test_threads_call_several_servers():
         found, mapped = await anyio.to_thread.run_sync(call, [first, second])
     assert found == {"a", "b"}
     assert mapped in (["a", "a"], ["b", "b"])
+
+
+def over_http2():
+    return httpx.AsyncClient(http1=False, http2=True)
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
+    async with (
+        served(app_with(three=three), keep_alive_timeout_s=60) as url,
+        HttpClient(url, client=over_http2()) as client,
+    ):
+        for _ in range(2):
+            async with client.stream("/three", 1) as stream:
+                found = [await anext(stream) for _ in range(read)]
+                if read == 3:
+                    assert [item async for item in stream] == []
+            assert found == list(range(read))
+
+
+async def test_a_stream_that_is_left_ends_with_the_client():
+    steps = Steps()
+    async with served(app_with(steps=steps), keep_alive_timeout_s=60) as url:
+        async with HttpClient(url, client=over_http2()) as client:
+            async with client.stream("/steps", 1) as stream:
+                assert await anext(stream) == 2
+            assert not steps.ended.is_set()
+        await steps.ended.wait()

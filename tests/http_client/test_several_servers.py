@@ -4,12 +4,13 @@ import collections
 import functools
 import itertools
 import socket
+from contextlib import asynccontextmanager
 
-import answers
 import anyio
 import httpx
 import pytest
-from answers import DONE, MAY_HAVE_RUN, NOT_THERE
+import servers
+from servers import DONE, MAY_HAVE_RUN, NOT_THERE
 
 from shoal import errors
 from shoal.http_client import HttpClient, SyncHttpClient
@@ -17,7 +18,8 @@ from shoal.testing import settle
 
 URLS = ["http://a", "http://b", "http://c"]
 HANGS = None
-refusal = functools.partial(answers.refusal, retry_after="1")
+refusal = functools.partial(servers.refusal, retry_after="1")
+LINES = {"content-type": "application/x-ndjson"}
 
 
 class Fleet:
@@ -67,9 +69,21 @@ class Fleet:
         return HttpClient(urls, client=client, **options)
 
 
+@asynccontextmanager
+async def fleet_of(**answers):
+    fleet = Fleet(**answers)
+    async with fleet.client() as client:
+        yield fleet, client
+
+
 @pytest.fixture
 def fleet():
     return Fleet()
+
+
+async def call_several(client, times):
+    for _ in range(times):
+        await client.call("/x", 1)
 
 
 async def fails_first_at(fleet, client, host):
@@ -102,20 +116,17 @@ async def test_clients_do_not_all_begin_with_the_same_server(fleet):
 
 async def test_a_url_that_is_given_twice_is_one_server(fleet):
     async with fleet.client(["http://a", "http://b", "http://a"]) as client:
-        for _ in range(6):
-            await client.call("/x", 1)
+        await call_several(client, 6)
     assert collections.Counter(fleet.hosts) == {"a": 3, "b": 3}
 
 
 async def test_a_server_that_never_answers_holds_only_its_share_of_the_calls():
-    fleet = Fleet(a=HANGS)
-    async with fleet.client() as client, anyio.create_task_group() as tasks:
+    async with fleet_of(a=HANGS) as (fleet, client), anyio.create_task_group() as tasks:
         for _ in range(3):
             tasks.start_soon(client.call, "/x", 1)
         await settle()
         fleet.forget()
-        for _ in range(20):
-            await client.call("/x", 1)
+        await call_several(client, 20)
         assert set(fleet.hosts) == {"b", "c"}
         tasks.cancel_scope.cancel()
 
@@ -124,8 +135,7 @@ async def test_a_server_that_never_answers_holds_only_its_share_of_the_calls():
 async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
     async def stream(_):
         lines = b'{"item": 1}\n{"item": 2}\n{"end": true}\n'
-        headers = {"content-type": "application/x-ndjson"}
-        return httpx.Response(200, headers=headers, content=lines)
+        return httpx.Response(200, headers=LINES, content=lines)
 
     urls = URLS[:2]
     answers = {"cancelled": HANGS, "refused": httpx.Response(404), "failed": NOT_THERE}
@@ -136,8 +146,7 @@ async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
                 await anext(results)
                 fleet.answers.clear()
                 first = fleet.hosts[0]
-                for _ in range(4):
-                    await client.call("/x", 1)
+                await call_several(client, 4)
                 assert fleet.hosts.count(first) == 1  # while the stream runs
         elif ends == "dropped":
             with pytest.warns(ResourceWarning, match="was not closed"):
@@ -149,8 +158,7 @@ async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
         fleet.answers.clear()
         await anyio.sleep(60)  # until no server rests
         fleet.forget()
-        for _ in range(8):
-            await client.call("/x", 1)
+        await call_several(client, 8)
     assert collections.Counter(fleet.hosts) == {"a": 4, "b": 4}
 
 
@@ -171,8 +179,7 @@ async def test_a_call_that_ended_in_any_way_no_longer_counts(ends):
     ],
 )
 async def test_what_certainly_did_not_run_goes_to_another_server_at_once(did_not_run):
-    fleet = Fleet(a=did_not_run)
-    async with fleet.client() as client:
+    async with fleet_of(a=did_not_run) as (fleet, client):
         assert await fails_first_at(fleet, client, "a") == "done"
     assert len(fleet.hosts) == 2
     assert [at for _, at in fleet.requests] == [0, 0]
@@ -180,8 +187,7 @@ async def test_what_certainly_did_not_run_goes_to_another_server_at_once(did_not
 
 @pytest.mark.parametrize(("answer", "error"), MAY_HAVE_RUN)
 async def test_what_may_have_run_does_not(answer, error):
-    fleet = Fleet(a=answer)
-    async with fleet.client() as client:
+    async with fleet_of(a=answer) as (fleet, client):
         outcome = await fails_first_at(fleet, client, "a")
     assert type(outcome) is error
     assert fleet.hosts == ["a"]
@@ -205,8 +211,7 @@ async def test_the_tries_at_all_servers_have_the_time_of_the_call():
         await anyio.sleep(2)
         raise httpx.ConnectTimeout("slow", request=request)
 
-    fleet = Fleet(a=slow_to_connect, b=slow_to_connect, c=slow_to_connect)
-    async with fleet.client() as client:
+    async with fleet_of(a=slow_to_connect, b=slow_to_connect, c=slow_to_connect) as (fleet, client):
         with pytest.raises(errors.DeadlineExceeded):
             await client.call("/x", 1, timeout_s=5)
     assert [at for _, at in fleet.requests] == [0, pytest.approx(2), pytest.approx(4)]
@@ -214,8 +219,7 @@ async def test_the_tries_at_all_servers_have_the_time_of_the_call():
 
 
 async def test_retries_do_not_multiply_the_load_of_servers_that_are_all_overloaded():
-    fleet = Fleet(a=refusal(), b=refusal(), c=refusal())
-    async with fleet.client() as client:
+    async with fleet_of(a=refusal(), b=refusal(), c=refusal()) as (fleet, client):
         for number in range(100):
             with pytest.raises(errors.Overloaded):
                 await client.call("/x", 1)
@@ -242,8 +246,7 @@ async def test_one_attempt_is_no_second_try_of_a_refused_call():
 
 
 async def test_a_refused_call_that_then_reaches_no_server_goes_on():
-    fleet = Fleet(a=refusal(), b=NOT_THERE)
-    async with fleet.client() as client:
+    async with fleet_of(a=refusal(), b=NOT_THERE) as (fleet, client):
         for _ in range(6):
             fleet.forget()
             assert await client.call("/x", 1) == "done"
@@ -259,8 +262,7 @@ async def calls_each(client, step_s, for_s):
 
 
 async def test_a_server_that_failed_rests_longer_each_time_and_is_tried_again():
-    fleet = Fleet(a=NOT_THERE)
-    async with fleet.client() as client:
+    async with fleet_of(a=NOT_THERE) as (fleet, client):
         await fails_first_at(fleet, client, "a")
         await calls_each(client, 0.5, 100)
         waits = [after - at for at, after in itertools.pairwise(fleet.times("a"))]
@@ -285,8 +287,7 @@ async def test_calls_that_fail_at_the_same_time_are_one_failure():
         await anyio.sleep(0.5)
         raise httpx.ConnectError("refused", request=request)
 
-    fleet = Fleet(a=slow_to_fail)
-    async with fleet.client() as client:
+    async with fleet_of(a=slow_to_fail) as (fleet, client):
         async with anyio.create_task_group() as tasks:
             for _ in range(60):
                 tasks.start_soon(client.call, "/x", 1)
@@ -300,8 +301,7 @@ async def test_calls_that_fail_at_the_same_time_are_one_failure():
 
 @pytest.mark.parametrize("fails", [httpx.ReadError("reset"), httpx.RemoteProtocolError("rubbish")])
 async def test_a_server_that_breaks_connections_rests(fails):
-    fleet = Fleet(a=fails)
-    async with fleet.client() as client:
+    async with fleet_of(a=fails) as (fleet, client):
         assert isinstance(await fails_first_at(fleet, client, "a"), ConnectionError)
         for _ in range(9):
             assert await client.call("/x", 1) == "done"
@@ -316,8 +316,7 @@ async def test_a_server_that_lets_the_time_of_a_call_pass_rests():
 
 
 async def test_after_its_rest_a_server_gets_one_call_first():
-    fleet = Fleet(a=NOT_THERE)
-    async with fleet.client() as client:
+    async with fleet_of(a=NOT_THERE) as (fleet, client):
         await fails_first_at(fleet, client, "a")
         await anyio.sleep(1.01)
         fleet.answers["a"] = HANGS
@@ -341,8 +340,7 @@ async def test_after_its_rest_a_server_gets_one_call_first():
     ],
 )
 async def test_a_server_rests_as_long_as_it_asks(asked, rest):
-    fleet = Fleet(a=asked)
-    async with fleet.client() as client:
+    async with fleet_of(a=asked) as (fleet, client):
         await fails_first_at(fleet, client, "a")
         fleet.answers.clear()
         began = anyio.current_time() - fleet.times("a")[0]
@@ -352,14 +350,10 @@ async def test_a_server_rests_as_long_as_it_asks(asked, rest):
     assert began >= 0
 
 
-LINES = {"content-type": "application/x-ndjson"}
-
-
 async def test_a_stream_goes_to_another_server_before_its_first_item_only():
     stream = httpx.Response(200, headers=LINES, content=b'{"item": 1}\n{"end": true}\n')
     broken = httpx.Response(200, headers=LINES, content=b'{"item": 1}\n')
-    fleet = Fleet(a=refusal(), b=NOT_THERE, c=stream)
-    async with fleet.client() as client:
+    async with fleet_of(a=refusal(), b=NOT_THERE, c=stream) as (fleet, client):
         for _ in range(3):
             fleet.forget()
             async with client.stream("/x", 1) as results:
@@ -392,8 +386,7 @@ async def test_the_uploads_of_a_map_go_to_another_server_as_a_whole(fails):
         lines = [b'{"result": %b}\n' % line for line in request.content.splitlines()]
         return httpx.Response(200, headers=LINES, content=b"".join(lines))
 
-    fleet = Fleet(a=[fails, *[echo] * 9], b=echo, c=echo)
-    async with fleet.client() as client:
+    async with fleet_of(a=[fails, *[echo] * 9], b=echo, c=echo) as (fleet, client):
         assert await client.map("/x", range(1000)) == list(range(1000))
     assert "a" in fleet.hosts
     assert len(fleet.bodies) == 5
@@ -401,8 +394,7 @@ async def test_the_uploads_of_a_map_go_to_another_server_as_a_whole(fails):
 
 
 async def test_an_upload_of_a_map_that_broke_does_not():
-    fleet = Fleet(a=httpx.ReadError("x"), b=httpx.ReadError("x"), c=httpx.ReadError("x"))
-    async with fleet.client() as client:
+    async with fleet_of(**dict.fromkeys("abc", httpx.ReadError("x"))) as (fleet, client):
         outcomes = await client.map("/x", range(3), return_exceptions=True)
     assert [type(one) for one in outcomes] == [ConnectionError] * 3
     assert len(fleet.hosts) == 1
@@ -425,11 +417,6 @@ class Resolver:
         if self.found is HANGS:
             await anyio.sleep_forever()
         return [(0, type, 6, "", (address, port)) for address in self.found]
-
-
-async def call_several(client, times):
-    for _ in range(times):
-        await client.call("/x", 1)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,11 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class LoadedServer:
-    """A running server."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         self._client = httpx.Client(base_url=url, timeout=HANG_S, trust_env=False)
 
     def load(self) -> None:
-        """Makes calls of all kinds."""
         post = self._client.post
         for text in ("a", "abc", "x" * 19, "!"):
             post("/lengths", json=text)
@@ -39,7 +36,6 @@ class LoadedServer:
         assert "word" in post("/v1/completions", json=asked).text
 
     def scrape(self, accept: str = "*/*") -> str:
-        """Returns the exposition."""
         answer = self._client.get("/-/metrics", headers={"accept": accept})
         return answer.raise_for_status().text
 

@@ -20,8 +20,6 @@ BY = re.compile(r"\bby\s*\((?P<labels>[^)]*)\)\s*\(")
 
 @dataclass(frozen=True)
 class Query:
-    """One query."""
-
     where: str
     text: str
     shown: frozenset[str] = frozenset()

@@ -1,13 +1,16 @@
 """What a loaded server exposes: checked by promtool, and against all that asks for it.
 
-The queries of the dashboard and of the alerts, and the page of the reference, name what exists.
+The queries of the dashboard and of the alerts, and the page of the reference, name what exists. A
+real Prometheus that scrapes the server answers them.
 """
 
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from loaded_server import OPENMETRICS, loaded_server
@@ -17,6 +20,7 @@ from queries import ALERTS, FOLDER, OF_PROMETHEUS, Query, of_alerts, of_dashboar
 
 from shoal.core.histogram import OUTCOMES
 from shoal.core.request import DispatchReason
+from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
 
@@ -37,6 +41,12 @@ WORDS = {
     "shoal_batches_total.reason": set(DispatchReason),
     "shoal_replicas.state": {"starting", "ready", "draining", "stopping"},
 }
+PROMETHEUS = shutil.which("prometheus")
+
+
+def needs_prometheus(test):
+    missing = pytest.mark.skipif(PROMETHEUS is None, reason="apt-get install prometheus")
+    return pytest.mark.slow(missing(test))
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +254,101 @@ def test_each_alert_has_a_section_in_the_runbook():
     assert [section.split("\n", 1)[0] for section in sections] == alerts
     for section in sections:
         assert re.findall(r"^\*\*(.*?):\*\* ", section, re.MULTILINE) == ["Means", "Look at", "Do"]
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory, free_tcp_port_factory):
+    """A client of one that has scraped a server under load."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    address = f"127.0.0.1:{free_tcp_port_factory()}"
+    with loaded_server() as server:
+        target = server.url.removeprefix("http://")
+        job = {"job_name": "shoal", "metrics_path": "/-/metrics"}
+        config = {
+            "global": {"scrape_interval": "250ms", "evaluation_interval": "250ms"},
+            "rule_files": [str(ALERTS)],
+            "scrape_configs": [{**job, "static_configs": [{"targets": [target]}]}],
+        }
+        file = folder / "prometheus.yaml"
+        file.write_text(yaml.safe_dump(config), encoding="utf-8")
+        command = [
+            *(PROMETHEUS, f"--config.file={file}", f"--storage.tsdb.path={folder}/data"),
+            *(f"--web.listen-address={address}", "--log.level=warn"),
+        ]
+        with (
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one,
+            httpx.Client(
+                base_url=f"http://{address}/api/v1", timeout=HANG_S, trust_env=False
+            ) as client,
+        ):
+            try:
+                until = time.monotonic() + HANG_S
+                while scrapes(client) < 6:
+                    assert time.monotonic() < until, "it has not scraped the server"
+                    server.load()
+                yield client
+            finally:
+                one.terminate()
+
+
+def scrapes(client):
+    """How many times the server was scraped under load."""
+    try:
+        text = 'max(count_over_time(shoal_request_seconds_count{endpoint="all"}[1m]))'
+        result = asked(client, text)
+    except httpx.TransportError:
+        time.sleep(0.1)
+        return 0
+    return int(result[0]["value"][1]) if result else 0
+
+
+def asked(client, text):
+    answer = client.get("/query", params={"query": text})
+    if answer.status_code == 503:  # it starts
+        return []
+    found = answer.json()
+    assert found["status"] == "success", f"{text}: {found}"
+    return found["data"]["result"]
+
+
+def asked_again(find):
+    """What it finds at last: a scrape that takes too long hides all values until the next one."""
+    until = time.monotonic() + HANG_S
+    while not (found := find()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
+def filled_in(text):
+    for variable in ("instance", "job", "endpoint", "backend"):
+        text = text.replace(f'"${variable}"', '".*"')
+    return text.replace("$__rate_interval", "30s")
+
+
+@needs_prometheus
+def test_the_server_is_scraped_without_an_error(prometheus):
+    def is_up():
+        [target] = prometheus.get("/targets").json()["data"]["activeTargets"]
+        return (target["health"], target["lastError"]) == ("up", "")
+
+    assert asked_again(is_up)
+
+
+@needs_prometheus
+@pytest.mark.parametrize("query", of_dashboard(), ids=lambda query: query.where)
+def test_a_panel_has_data(query, prometheus):
+    assert asked_again(lambda: asked(prometheus, filled_in(query.text)))
+
+
+@needs_prometheus
+@pytest.mark.parametrize("query", of_alerts(), ids=lambda query: query.where)
+def test_an_alert_can_be_evaluated(query, prometheus):
+    asked(prometheus, query.text)
+
+
+@needs_prometheus
+def test_the_rules_are_healthy(prometheus):
+    groups = prometheus.get("/rules").json()["data"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == len(of_alerts())
+    assert {rule["health"] for rule in rules} == {"ok"}

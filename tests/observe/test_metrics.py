@@ -176,9 +176,6 @@ def test_the_times_of_two_streams_are_those_between_their_own_items(items):
     assert times.between.snapshot() == between
 
 
-# The connections and bytes of a server's sockets, as the kernel counts them
-
-
 @pytest.fixture
 def pair():
     """A TCP connection: the server's end and the client's."""

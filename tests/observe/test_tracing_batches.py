@@ -1,4 +1,4 @@
-"""Spans of batches and their requests, on both event loops."""
+"""Spans of batches and their requests, on both event loops, and in replicas elsewhere."""
 
 from contextlib import suppress
 
@@ -11,14 +11,20 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from handlers import echo
+from observe import traced_code
 from observe.spans import Spans, events, ids, linked, new_spans  # noqa: F401
+from serving.scenes import deployed
 from shoal.observe import instrument
+from shoal.serving.controller.controller import Controller
 from shoal.testing import settle
+
+PLACEMENTS = pytest.mark.parametrize(
+    "placement", ["task", "thread", pytest.param("process", marks=pytest.mark.one_loop)]
+)
 
 
 def traced(spans, handler, **options):
-    """A batcher whose spans are kept."""
-    batcher = shoal.Batcher(handler, name=handler.__name__, **options)
+    batcher = shoal.Batcher(handler, **{"name": handler.__name__, **options})
     instrument(batcher, tracer_provider=spans.provider)
     return batcher
 
@@ -86,8 +92,7 @@ async def test_a_handler_runs_within_the_span_of_its_batch(spans, plain):
     async def asynchronously(items: list[int]) -> list[int]:
         return plainly(items)
 
-    batcher = shoal.Batcher(plainly if plain else asynchronously, name="echo")
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, plainly if plain else asynchronously, name="echo")
     before = context.get_current()
     token = context.attach(baggage.set_baggage("user", "one"))
     async with batcher as call:
@@ -129,8 +134,7 @@ async def test_requests_that_join_an_open_batch_are_events_of_its_span(spans, fi
                 answering.start_soon(answer, request)
 
     options = {"batch_wait_timeout_s": 5} if fill == "open" else {}
-    batcher = shoal.Batcher(handle, fill=fill, max_batch_size=4, name="join", **options)
-    instrument(batcher, tracer_provider=spans.provider)
+    batcher = traced(spans, handle, fill=fill, max_batch_size=4, name="join", **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         tasks.start_soon(call, 1)
         await settle()
@@ -337,3 +341,54 @@ async def test_a_request_that_goes_back_into_the_queue_has_a_span_of_each_batch(
         await call(1)
     outcomes = [one.attributes["shoal.request.outcome"] for one in spans.named("refuse_once")]
     assert outcomes == ["retried", "finished"]
+
+
+@pytest.mark.real_time
+@PLACEMENTS
+@pytest.mark.parametrize("code", [traced_code.Plain, traced_code.Async])
+async def test_code_in_a_replica_runs_within_the_span_of_its_batch(spans, placement, code):
+    if placement == "thread" and code is traced_code.Async:
+        pytest.skip("a replica in a thread has plain code")
+    async with Controller() as client:
+        instrument(client, tracer_provider=spans.provider)
+        called = await deployed(client, "inner", code, config={"placement": placement})
+        handle = await deployed(client, "outer", code, called, config={"placement": placement})
+        with spans.tracer.start_as_current_span("caller"):
+            outer, inner = await handle.call(1)
+    assert tuple(outer) == ids(spans.one("outer batch"))
+    assert tuple(inner) == ids(spans.one("inner batch"))
+    assert ids(spans.one("inner").parent) == ids(spans.one("outer batch"))
+    assert {span.context.trace_id for span in spans.exporter.get_finished_spans()} == {outer[0]}
+
+
+@pytest.mark.real_time
+async def test_the_calls_of_a_remote_handle_are_in_the_trace_of_their_caller(spans):
+    async with shoal.start(http={"port": 0, "token": "t"}) as client:
+        instrument(client, tracer_provider=spans.provider)
+        await deployed(client, "inner", traced_code.Async)
+        async with shoal.connect(client.url, token="t") as remote:
+            handle = await remote.get_handle("inner")
+            with spans.tracer.start_as_current_span("caller"):
+                await handle.call(1)
+    assert ids(spans.one("inner").parent) == ids(spans.one("caller"))
+
+
+@pytest.mark.real_time
+@PLACEMENTS
+async def test_so_does_each_step_of_a_stream(spans, placement):
+    async with Controller() as client:
+        instrument(client, tracer_provider=spans.provider)
+        config = {"placement": placement}
+        handle = await deployed(client, "steps", traced_code.Plainly, config=config)
+        async with handle.stream(1) as steps:
+            found = [tuple(step) async for step in steps]
+    assert found == [ids(spans.one("steps batch"))] * 2
+
+
+@pytest.mark.real_time
+async def test_without_tracing_nothing_is_sent(spans):
+    async with Controller() as client:
+        config = {"placement": "process"}
+        handle = await deployed(client, "plain", traced_code.Plain, config=config)
+        with spans.tracer.start_as_current_span("caller"):
+            assert tuple(await handle.call(1)) == (0, 0)

@@ -21,8 +21,6 @@ class Plain:
 
 
 class Async:
-    """The same as async code."""
-
     def __init__(self, handle: Any = None) -> None:
         self.handle = handle
 
@@ -39,8 +37,6 @@ class Plainly:
 
 
 class Asyncly:
-    """The same as async code."""
-
     async def __call__(self, numbers: list[int]) -> Any:
         yield [current() for _ in numbers]
         yield [current() for _ in numbers]

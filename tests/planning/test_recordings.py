@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 TOLERANCE_S = 1e-4
 RUN_TIME = Linear(0.0113, 0.00171)
+HEAD = {"record": "trace", "format": 1}
 
 
 async def record(trace, options, path):
@@ -137,9 +138,6 @@ def write(tmp_path):
         return path
 
     return write
-
-
-HEAD = {"record": "trace", "format": 1}
 
 
 def test_the_busiest_batcher_is_read_unless_another_is_named(write):

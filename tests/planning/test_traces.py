@@ -52,9 +52,6 @@ def test_pauses_that_are_none_are_refused():
         bursty(1, 1, off_s=-1)
 
 
-# Files
-
-
 @pytest.fixture
 def recorded(tmp_path):
     """Writes a file and reads it as a trace."""

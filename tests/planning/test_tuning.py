@@ -17,6 +17,20 @@ pytestmark = pytest.mark.slow
 
 # 10 ms and 1 ms an item.
 RUNS = MeasuredRunTimes({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
+# The plan for one million requests a second: its code prints what the page says
+PAGE = ROOT / "docs" / "discussion" / "scale.md"
+# The same time for each item, whatever the batch; and a time that varies a little.
+LINEAR = MeasuredRunTimes({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
+NOISY = MeasuredRunTimes(
+    {size: [0.01 * size * factor for factor in (0.97, 1.0, 1.0, 1.02, 1.05)] for size in (1, 4)},
+    0.0,
+    0.01,
+)
+# A batch takes longer than its items one by one.
+SLOWER = MeasuredRunTimes({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
+PNG = b"\x89PNG\r\n"
+RUN_TIME = Linear(0.01, 0.001)
+EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
 
 
 def search(rate, p99_s, **options):
@@ -122,17 +136,6 @@ def test_where_nothing_meets_the_target_the_reason_is_told(rate, p99_s, why):
     assert why in text
 
 
-# The same time for each item, whatever the batch; and a time that varies a little.
-LINEAR = MeasuredRunTimes({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
-NOISY = MeasuredRunTimes(
-    {size: [0.01 * size * factor for factor in (0.97, 1.0, 1.0, 1.02, 1.05)] for size in (1, 4)},
-    0.0,
-    0.01,
-)
-# A batch takes longer than its items one by one.
-SLOWER = MeasuredRunTimes({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
-
-
 @pytest.mark.parametrize(("run_times", "rate"), [(LINEAR, 10), (NOISY, 60), (SLOWER, 60)])
 def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times, rate):
     looked = Search(BatchOptions(), run_times, rate, 0.5, requests=200)
@@ -161,14 +164,6 @@ def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too(
     assert "Batching does not help this handler" in text
 
 
-# Plots: that there is one, and what is said where there can't be
-
-
-PNG = b"\x89PNG\r\n"
-RUN_TIME = Linear(0.01, 0.001)
-EXPIRED = [Arrival(0.0, timeout_s=0.001), Arrival(1.0)]
-
-
 @pytest.mark.parametrize(
     ("trace", "name", "begins"),
     [([0.0], "simulation.png", PNG), (EXPIRED, "simulation.svg", b"<?xml")],
@@ -195,12 +190,6 @@ def test_without_matplotlib_it_is_told_what_to_install(monkeypatch, tmp_path):
     simulation = simulate([0], BatchOptions(), RUN_TIME)
     with pytest.raises(ImportError, match=r"a plot needs matplotlib.*: pip install 'shoal\[plot"):
         plot(simulation, tmp_path / "simulation.png")
-
-
-# The plan for one million requests a second: its code prints what the page says
-
-
-PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 
 def test_the_page_on_scale_does_what_it_says(monkeypatch):

@@ -2,7 +2,7 @@
 
     python docs/pictures/models/draw.py
 
-`tests/examples/test_models_page.py` fails while a picture is not what this file draws.
+`tests/test_pictures.py` fails while a picture is not what this file draws.
 """
 
 import json

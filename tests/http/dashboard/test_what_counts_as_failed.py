@@ -134,8 +134,7 @@ async def test_a_request_on_a_websocket_that_is_refused_is_counted():
         socket.say(id=1, item=1)
         await settle()
         offered.draining()
-        socket.say(id=2, item=2)
-        assert (await socket.read())["error"]["status"] == 503
+        assert (await socket.ask(id=2, item=2))["error"]["status"] == 503
         assert counts(app) == (2, 1)
         go.set()
         assert (await socket.read())["result"] == 1
@@ -149,8 +148,7 @@ async def stream_with_an_object(items: list):
 async def test_a_result_that_no_websocket_can_carry_is_a_failure(handler):
     app = app_with(handler)
     async with app.lifespan(), opened(app, "/m") as socket:
-        socket.say(id=1, item=1)
-        assert (await socket.read())["error"]["status"] == 500
+        assert (await socket.ask(id=1, item=1))["error"]["status"] == 500
         assert counts(app) == (1, 1)
 
 
@@ -176,8 +174,7 @@ async def test_an_answer_that_code_has_chosen_is_no_failure_below_500(status, er
         assert (await ask(app, "/m", item=1)).status == status
         assert counts(app) == (1, errors)
         async with opened(app, "/m") as socket:
-            socket.say(id=1, item=1)
-            assert (await socket.read())["error"]["status"] == status
+            assert (await socket.ask(id=1, item=1))["error"]["status"] == status
         assert counts(app) == (2, 2 * errors)
         async with watched(app) as watching:
             # Equal failures are shown together.
@@ -269,8 +266,7 @@ async def test_a_chosen_answer_that_can_not_be_read_is_a_failure():
         assert (await ask(app, "/m", item=1)).status == 500
         assert counts(app) == (1, 1)
         async with opened(app, "/m") as socket:
-            socket.say(id=1, item=1)
-            assert (await socket.read())["error"]["status"] == 500
+            assert (await socket.ask(id=1, item=1))["error"]["status"] == 500
         assert counts(app) == (2, 2)
 
 

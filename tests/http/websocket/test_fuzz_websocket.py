@@ -1,4 +1,7 @@
-"""WebSockets whose clients send what nobody meant: requests, rubbish, and ends at any time."""
+"""WebSockets whose clients send what nobody meant, and whose handlers raise what they may not.
+
+Clients send requests, rubbish, and ends at any time; errors of handlers raise where they are read.
+"""
 
 import json
 from collections import Counter
@@ -10,11 +13,11 @@ import pytest
 from fuzzing import fuzzed
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 import shoal
-from socket_in_memory import Offered, Socket
-
-pytestmark = pytest.mark.slow
+from base_exceptions import Panic
+from socket_in_memory import Offered, Socket, opened
 
 CODES = {1003, 1007, 1008, 1009}
 
@@ -136,6 +139,28 @@ async def check(target, conversation):
         assert number <= len([one for one in sent if one is not WAIT]), name
 
 
+@pytest.mark.slow
 @fuzzed
 def test_no_message_is_an_error_of_the_server(fuzz):
     fuzz(fuzzed_app, conversations, check)
+
+
+def refusal(kind, name):
+    def get(_):
+        raise kind
+
+    attribute = property(get, lambda *_: None)
+    return type("Refusal", (HTTPException,), {name: attribute})(404)
+
+
+@pytest.mark.parametrize("name", ["detail", "status_code", "headers"])
+@pytest.mark.parametrize("kind", [Panic, SystemExit, ValueError])
+async def test_an_error_that_can_not_be_described_fails_only_its_request(kind, name, app):
+    async def handler(items: list[int]) -> list:
+        return [refusal(kind, name) if item == 1 else item for item in items]
+
+    app.endpoint("/m", name="m")(handler)
+    async with app.lifespan(), opened(app, "/m") as socket:
+        answer = await socket.ask(id=1, item=1)
+        assert (answer["id"], answer["error"]["status"]) == (1, 500)
+        assert (await socket.ask(id=2, item=2))["result"] == 2

@@ -57,8 +57,7 @@ async def test_a_client_that_sends_without_a_pause_lets_others_run():
             await anyio.lowlevel.checkpoint()
 
     async with app.lifespan(), opened(app, "/x") as socket, anyio.create_task_group() as tasks:
-        for number in range(1000):
-            socket.say(id=number, item=number)
+        socket.say_each(*range(1000))
         before = len(socket.unread)
         tasks.start_soon(others)
         while socket.unread:
@@ -87,15 +86,12 @@ async def test_requests_on_one_connection_share_a_batch():
 
 async def test_a_request_that_fails_fails_alone():
     async with talking(doubled, max_batch_size=1) as socket:
-        socket.say(id=1, item="x")
-        assert (await socket.read())["error"]["status"] == 422
-        socket.say(id=2, item=13)
-        failed = (await socket.read())["error"]
+        assert (await socket.ask(id=1, item="x"))["error"]["status"] == 422
+        failed = (await socket.ask(id=2, item=13))["error"]
         assert (failed["type"], failed["status"]) == ("urn:shoal:problem:internal", 500)
         assert "secret" not in json.dumps(failed)
         assert failed["instance"].endswith(":2")
-        socket.say(id=2, item=4)
-        assert await socket.read() == {"id": 2, "result": 8}
+        assert await socket.ask(id=2, item=4) == {"id": 2, "result": 8}
         assert await status_of(socket.app) == (3, 1)
         assert ended(socket.app) == {"ok": 1, "invalid": 1, "failed": 1}
 
@@ -143,8 +139,7 @@ async def test_streams_wait_for_a_client_that_does_not_read():
         slow_reader_timeout_s=None,
     ) as socket:
         socket.reads = anyio.Event()
-        for number in (1, 2):
-            socket.say(id=number, item=number)
+        socket.say_each(1, 2)
         await anyio.sleep(50)
         assert len(steps.made) < 2 * 100
         socket.reads.set()
@@ -162,8 +157,7 @@ async def test_a_stream_whose_client_does_not_read_is_a_slow_reader(size):
         stream_buffer=1,
         slow_reader_timeout_s=5,
     ) as socket:
-        socket.say(id=1, item=0)
-        await socket.read()
+        await socket.ask(id=1, item=0)
         socket.reads = anyio.Event()
         await anyio.sleep(20)
         assert await status_of(socket.app) == (1, 0)
@@ -181,8 +175,7 @@ async def test_a_request_is_cancelled_while_streams_wait_for_its_client():
         max_concurrent_batches=8,
         slow_reader_timeout_s=None,
     ) as socket:
-        for number in range(8):
-            socket.say(id=number, item=number)
+        socket.say_each(*range(8))
         left = set(range(8))
         for number in range(8):
             socket.say(id=number, cancel=True)
@@ -195,8 +188,7 @@ async def test_a_request_is_cancelled_while_streams_wait_for_its_client():
 
 async def test_a_cancelled_request_leaves_its_handler_and_its_id(held):
     async with talking(held, max_batch_size=1) as socket:
-        for number in (1, 2):
-            socket.say(id=number, item=number)
+        socket.say_each(1, 2)
         await settle()
         assert held.batches == [[1]]
         for number in (2, 2, 7):  # the last two are for no request
@@ -226,11 +218,9 @@ async def test_a_stream_ends_when_it_is_cancelled_or_left(end):
             closed.set()
 
     async with talking(endless) as socket:
-        socket.say(id=1, item=1)
-        assert await socket.read() == {"id": 1, "next": 0}
+        assert await socket.ask(id=1, item=1) == {"id": 1, "next": 0}
         if end == "cancel":
-            socket.say(id=1, cancel=True)
-            assert (await socket.read())["error"]["status"] == 499
+            assert (await socket.ask(id=1, cancel=True))["error"]["status"] == 499
         else:
             socket.leave()
         await closed.wait()
@@ -242,8 +232,7 @@ async def test_a_client_that_leaves_cancels_all_it_has_asked_for(held):
     app = app_of(held, max_batch_size=1)
     async with app.lifespan():
         async with opened(app, "/x") as socket:
-            for number in (1, 2, 3):
-                socket.say(id=number, item=number)
+            socket.say_each(1, 2, 3)
             await settle()
         await socket.returned.wait()
         await settle()
@@ -259,8 +248,7 @@ async def test_a_call_that_ends_as_its_client_leaves_it_ends_once(end, caplog):
     async with app.lifespan():
         for steps in range(12):
             async with opened(app, "/x") as socket:
-                for number in range(8):
-                    socket.say(id=number, item=number)
+                socket.say_each(*range(8))
                 for _ in range(steps):
                     await anyio.lowlevel.checkpoint()
                 if end == "cancel":
@@ -278,14 +266,12 @@ async def test_a_call_that_ends_as_its_client_leaves_it_ends_once(end, caplog):
 
 async def test_a_connection_may_have_so_many_requests_at_once(held):
     async with talking(held, settings={"max_websocket_requests": 2}) as socket:
-        for number in (1, 2, 3):
-            socket.say(id=number, item=number)
+        socket.say_each(1, 2, 3)
         refused = await socket.read()
         assert (refused["id"], refused["error"]["status"]) == (3, 429)
         held.go.set()
         assert {(await socket.read())["id"] for _ in range(2)} == {1, 2}
-        socket.say(id=3, item=3)
-        assert await socket.read() == {"id": 3, "result": 3}
+        assert await socket.ask(id=3, item=3) == {"id": 3, "result": 3}
 
 
 async def test_a_client_that_does_not_read_is_not_read_from_and_then_left(held):
@@ -328,8 +314,7 @@ async def test_names_of_options_may_be_in_an_item():
 
     async with talking(same) as socket:
         item = {"priority": {"timeout_s": None}}
-        socket.say(id=1, item=item)
-        assert (await socket.read())["result"] == item
+        assert (await socket.ask(id=1, item=item))["result"] == item
 
 
 async def test_bytes_and_arrays_come_in_binary_messages(app):
@@ -344,22 +329,17 @@ async def test_bytes_and_arrays_come_in_binary_messages(app):
     app.endpoint("/number", name="number")(doubled)
     async with app.lifespan():
         async with opened(app, "/length") as socket:
-            socket.say(b'{"id":1}\nab\ncd')
-            assert await socket.read() == {"id": 1, "result": 5}
-            socket.say(id=1, item="abc")
-            assert (await socket.read())["error"]["status"] == 415
+            assert await socket.ask(b'{"id":1}\nab\ncd') == {"id": 1, "result": 5}
+            assert (await socket.ask(id=1, item="abc"))["error"]["status"] == 415
         async with opened(app, "/total") as socket:
             data = io.BytesIO()
             np.save(data, np.arange(4))
             socket.say(b'{"id":1,"timeout_s":3}\n' + data.getvalue())
             assert await socket.read() == {"id": 1, "result": 6.0}
-            socket.say(id=1, item=[1, 2])
-            assert await socket.read() == {"id": 1, "result": 3.0}
-            socket.say(b'{"id":1}\nno array')
-            assert (await socket.read())["error"]["status"] == 422
+            assert await socket.ask(id=1, item=[1, 2]) == {"id": 1, "result": 3.0}
+            assert (await socket.ask(b'{"id":1}\nno array'))["error"]["status"] == 422
         async with opened(app, "/number") as socket:
-            socket.say(b'{"id":1}\n4')
-            assert (await socket.read())["error"]["status"] == 415
+            assert (await socket.ask(b'{"id":1}\n4'))["error"]["status"] == 415
 
 
 async def test_a_handler_reads_the_handshake_and_its_own_item():
@@ -372,8 +352,7 @@ async def test_a_handler_reads_the_handshake_and_its_own_item():
 
     app = app_of(shown, path="/x/{name}")
     async with app.lifespan(), opened(app, "/x/y", headers=[("x-a", "b")]) as socket:
-        socket.say(id=1, item=[1])
-        assert (await socket.read())["result"] == [[1], "b", {"name": "y"}, ":1"]
+        assert (await socket.ask(id=1, item=[1]))["result"] == [[1], "b", {"name": "y"}, ":1"]
 
 
 ODD = [
@@ -437,11 +416,9 @@ async def test_a_client_that_breaks_the_protocol_is_told_how(sent, code):
 )
 async def test_a_member_after_the_item_that_is_unknown_fails_its_request(members):
     async with talking(doubled) as socket:
-        socket.say('{"id":1,"item":1,' + members + "}")
-        failed = await socket.read()
+        failed = await socket.ask('{"id":1,"item":1,' + members + "}")
         assert (failed["id"], failed["error"]["status"]) == (1, 400)
-        socket.say(id=1, item=1)
-        assert await socket.read() == {"id": 1, "result": 2}
+        assert await socket.ask(id=1, item=1) == {"id": 1, "result": 2}
 
 
 @pytest.mark.parametrize(
@@ -455,14 +432,12 @@ async def test_a_member_after_the_item_that_is_unknown_fails_its_request(members
 async def test_an_item_that_is_too_large_fails_alone(large, held):
     async with talking(held, settings={"max_body_bytes": 1000}) as socket:
         socket.say(id=1, item=1)
-        socket.say(large)
-        failed = await socket.read()
+        failed = await socket.ask(large)
         assert (failed["id"], failed["error"]["status"]) == (2, 413)
         assert failed["error"]["type"] == "urn:shoal:problem:body-too-large"
         held.go.set()
         assert await socket.read() == {"id": 1, "result": 1}
-        socket.say(id=2, item=2)
-        assert await socket.read() == {"id": 2, "result": 2}
+        assert await socket.ask(id=2, item=2) == {"id": 2, "result": 2}
 
 
 @pytest.mark.parametrize(
@@ -474,8 +449,7 @@ async def test_no_item_can_use_the_id_of_a_running_request(again, held):
     async with talking(held, settings={"max_body_bytes": 1000}) as socket:
         socket.say(id=1, item=1)
         await settle()
-        socket.say(again)
-        assert (await socket.read())["error"]["status"] == 499
+        assert (await socket.ask(again))["error"]["status"] == 499
         assert (await socket.closed())[0] == 1008
         await socket.returned.wait()
 
@@ -539,8 +513,7 @@ async def test_an_item_that_can_not_be_read_fails_alone(annotation, neighbour):
         await settle()
         for text, status in BAD_ITEMS.values():
             for form in FORMS:
-                socket.say(form % text)
-                failed = await socket.read()
+                failed = await socket.ask(form % text)
                 assert failed["id"] == 2
 
                 # Of an endpoint that takes bytes, the JSON is not read.
@@ -584,8 +557,7 @@ async def test_an_endpoint_comes_before_a_mounted_application():
     app.mount("/", mounted)
     async with app.lifespan():
         async with opened(app, "/x") as socket:
-            socket.say(id=1, item=1)
-            assert (await socket.read())["result"] == 2
+            assert (await socket.ask(id=1, item=1))["result"] == 2
         other = Socket(app, "/other")
         await other.run()
         assert (await other.message())["code"] == 4000
@@ -594,8 +566,7 @@ async def test_an_endpoint_comes_before_a_mounted_application():
 async def test_a_deleted_endpoint_refuses_further_requests():
     async with talking(doubled) as socket:
         await socket.app.controller.delete_endpoint("doubled")
-        socket.say(id=1, item=1)
-        assert (await socket.read())["error"]["status"] == 404
+        assert (await socket.ask(id=1, item=1))["error"]["status"] == 404
 
 
 async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
@@ -607,8 +578,7 @@ async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
         yield items
 
     async with talking(steps, offered=offered) as socket:
-        socket.say(id=1, item=5)
-        assert await socket.read() == {"id": 1, "next": 5}
+        assert await socket.ask(id=1, item=5) == {"id": 1, "next": 5}
         await settle()
         go.set()  # the handler's task runs before the one of the stream ends
         offered.cut_off = True
@@ -657,8 +627,7 @@ async def test_a_result_is_sent_as_json_whatever_the_handshake_accepts(result, s
     app = app_of(results)
     headers = [("accept", "application/msgpack, application/x-npy")]
     async with app.lifespan(), opened(app, "/x", headers=headers) as socket:
-        socket.say(id=1, item=1)
-        assert (await socket.read())["result"] == sent
+        assert (await socket.ask(id=1, item=1))["result"] == sent
 
 
 # One request runs, and one waits.
@@ -698,8 +667,6 @@ async def test_a_request_to_a_full_queue_is_refused_at_once_and_alone(settings, 
             {"id": 1, "result": 1},
             {"id": 2, "result": 2},
         ]
-        socket.say(id=3, item=3)
-        assert await socket.read() == {"id": 3, "result": 3}
-        other.say(id=1, item=5)
-        assert await other.read() == {"id": 1, "result": 5}
+        assert await socket.ask(id=3, item=3) == {"id": 3, "result": 3}
+        assert await other.ask(id=1, item=5) == {"id": 1, "result": 5}
     assert held.batches == [[1], [2], [3], [5]]

@@ -1,4 +1,9 @@
-"""Types of decorated functions; checked by mypy and pyright, never run."""
+"""Types of decorated functions and methods, and calls that type checkers must refuse.
+
+They are checked by mypy and pyright, never run. An error that is missing fails as an unused ignore.
+"""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, assert_type
@@ -92,10 +97,12 @@ def threads() -> None:
         assert_type(next(stream), str)
 
 
-def one(left: int, right: str = "") -> bytes: ...  # type: ignore[empty-body]
+def one(left: int, right: str = "") -> bytes:
+    raise NotImplementedError
 
 
-def one_streamed(left: int, *, right: str = "") -> bytes: ...  # type: ignore[empty-body]
+def one_streamed(left: int, *, right: str = "") -> bytes:
+    raise NotImplementedError
 
 
 @shoal.batch(signature=one, max_batch_size=3)
@@ -121,3 +128,85 @@ async def draw() -> list[float]:
 
 async def call_without_arguments() -> None:
     assert_type(await draw(), float)
+
+
+class Model:
+    @shoal.batch
+    async def predict(self, items: list[int]) -> list[str]:
+        return [str(item) for item in items]
+
+    @shoal.batch
+    async def tokens(self, items: list[int]) -> AsyncIterator[list[str]]:
+        yield [str(item) for item in items]
+
+    @shoal.batch(max_batch_size=4)
+    async def two(self, left: list[int], right: list[str]) -> list[bytes]:
+        return [b"" for _ in left]
+
+    @shoal.batch
+    @classmethod
+    async def of_class(cls, items: list[int]) -> list[str]:
+        return [str(item) for item in items]
+
+    @staticmethod
+    @shoal.batch
+    async def static(items: list[int]) -> list[str]:
+        return [str(item) for item in items]
+
+    @shoal.batch
+    @staticmethod
+    async def static_inside(items: list[int]) -> list[str]:
+        return [str(item) for item in items]
+
+
+async def method_calls(model: Model) -> None:
+    assert_type(await model.predict(1), str)
+    assert_type(await model.predict.options(timeout_s=1)(1), str)
+    assert_type(await model.predict.map([1]), list[str])
+    assert_type(model.tokens(1), ResultStream[str])
+    assert_type(await model.two(1, "2"), bytes)
+    assert_type(await Model.static(1), str)
+    assert_type(await Model.static_inside(1), str)
+    async with shoal.open_batchers(model.predict, model.tokens):
+        model.predict.set_max_batch_size(3)
+
+
+async def class_calls(model: Model) -> None:
+    assert_type(await Model.of_class(1), str)
+    assert_type(await model.of_class(1), str)
+    assert_type(await Model.of_class.map([1]), list[str])
+    assert_type(Model.tokens(model, 1), ResultStream[str])
+    assert_type(await Model.predict(Model(), 1), str)
+
+
+async def wrong(model: Model) -> None:
+    await coroutine("1")  # type: ignore[arg-type]
+    await coroutine([1])  # type: ignore[arg-type]
+    await coroutine()  # type: ignore[call-arg]
+    await coroutine(1, 2)  # type: ignore[call-arg]
+    await two(1, 2)  # type: ignore[arg-type]
+    await two(1)  # type: ignore[call-arg]
+    await model.predict("1")  # type: ignore[arg-type]
+    await model.predict(1, 2)  # type: ignore[call-arg]
+    number: int = await coroutine(1)  # type: ignore[assignment]
+    print(number)
+
+
+@shoal.batch(max_batch_size="4")  # type: ignore[call-overload, untyped-decorator]
+async def wrong_option_type(items: list[int]) -> list[str]:
+    return [str(item) for item in items]
+
+
+@shoal.batch(batch_size=4)  # type: ignore[call-overload, untyped-decorator]
+async def unknown_option(items: list[int]) -> list[str]:
+    return [str(item) for item in items]
+
+
+async def configure_wrong(batcher: shoal.Batcher[object]) -> None:
+    batcher.configure(max_batch_size="4")  # type: ignore[arg-type]
+    batcher.configure(batch_size=4)  # type: ignore[call-arg]
+
+
+@shoal.batch  # type: ignore[arg-type]
+async def not_of_lists(item: int) -> str:
+    return str(item)
