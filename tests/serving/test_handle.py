@@ -40,12 +40,6 @@ async def asked(items: list[int]) -> list[tuple[Any, ...]]:
     return [(limit, *each) for limit, each in zip(left, told, strict=True)]
 
 
-@pytest.fixture
-async def controller() -> AsyncGenerator[Controller, None]:
-    async with Controller() as opened:
-        yield opened
-
-
 async def endpoint_of(controller: Controller, name: str, code: Any, **config: Any) -> Stage:
     stage = Stage()
     await deployed(controller, name, code, config={"placement": stage, **config})
@@ -509,40 +503,3 @@ async def test_a_deadline_that_has_passed_ends_the_calls_of_the_code() -> None:
         await anyio.sleep(5)
         assert isinstance(ended[0], DeadlineExceeded)
         assert stage.calls == []
-
-
-class Opened:
-    async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
-        async for request in batch:
-            await anyio.sleep(1)
-            request.finish(-request.item)
-
-
-class OpenedTwice(Opened):
-    async def other(self, batch: shoal.OpenBatch[int, int]) -> None:
-        async for request in batch:
-            request.finish(request.item)
-
-
-@pytest.mark.parametrize("fill", ["open", "continuous"])
-async def test_code_takes_open_batches(fill: str, controller: Controller) -> None:
-    handle = await deployed(controller, "b", Opened(), config={"fill": fill}, endpoint="e")
-    assert await outcomes(*[handle.call(item) for item in range(4)]) == [0, -1, -2, -3]
-    backend = controller.status_now().backends["b"]
-    assert (backend.requests, backend.errors) == (4, 0)
-
-
-async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Controller) -> None:
-    handle = await deployed(controller, "b", OpenedTwice(), config={"fill": "open"}, endpoint="e")
-    async with anyio.create_task_group() as tasks:
-        [caller] = await under_way(tasks, handle.call(1))
-        assert await handle.options(method_name="other").call(2) == 2
-    assert caller.outcome == -1
-
-
-async def test_code_for_open_batches_that_takes_none_is_refused(controller: Controller) -> None:
-    def plain(batch: Any) -> None: ...
-
-    with pytest.raises(TypeError, match="async"):
-        await controller.create_backend("b", plain, config={"fill": "open"})
-    assert await controller.list_backends() == {}

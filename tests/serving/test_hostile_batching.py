@@ -1,11 +1,15 @@
-"""Code that forms batches of its own in a backend may raise anything there as well."""
+"""Hostile code that forms batches in a backend, and whatever is done to hostile code meanwhile."""
 
+import os
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 import shoal
+from serving.hostile_program import CODE, Program, operations
 from serving.test_hostile_backends import (
     ENDS,
     RAISES,
@@ -151,3 +155,33 @@ async def test_a_task_of_the_servers_opens_nothing_in_a_replica() -> None:
         async with app.lifespan():
             is_open.set()
             await done.wait()
+
+
+PROGRAMS = 5
+SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_HOSTILE", "1000"))
+
+BROKEN = [("mood", "panic", "init"), ("call", "exit", ""), ("call", "well", "")]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("code", [*CODE])
+@pytest.mark.parametrize(
+    "programs",
+    [PROGRAMS, pytest.param(SOAK_PROGRAMS, marks=[pytest.mark.soak, pytest.mark.timeout(0)])],
+)
+def test_hostile_code_harms_itself_alone(backend: str, code: str, programs: int) -> None:
+    is_soak = programs == SOAK_PROGRAMS
+
+    @settings(
+        max_examples=programs,
+        print_blob=is_soak,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @example([*BROKEN, ("verb", "scale down", "waits")])
+    @example([*BROKEN, ("verb", "update", "waits")])
+    @given(st.lists(operations, min_size=4, max_size=30 if is_soak else 12))
+    def check(todo: list[Any]) -> None:
+        anyio.run(Program(code, todo).run, backend=backend)
+
+    check()

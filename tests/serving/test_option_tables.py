@@ -1,17 +1,45 @@
-"""The tables of options in the reference: they have all options, with their defaults."""
+"""The tables of options: that of the code, and those of the reference with their defaults."""
 
 import ast
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.core.options.option import defaults_of
-from shoal.core.options.options import BatchOptions
+from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.options.records import Cache, LatencyTarget, Limit, Models, QueuePolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.serving.backend_config import BackendConfig
+from shoal.serving.backend_options import one_at_a_time
+
+OF_BATCHES: dict[str, Any] = {
+    "max_batch_size": 4,
+    "max_batch_cost": 4,
+    "batch_wait_timeout_s": 0.1,
+    "idle_timeout_s": 0.1,
+    "batch_size_fn": len,
+    "allowed_batch_sizes": (2, 4),
+    "preferred_batch_sizes": (2, 4),
+    "regather": False,
+    "pad": lambda items, n: items,
+    "split": lambda item, room: [item],
+    "join": lambda results: results,
+}
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_an_option_of_batches_is_refused_for_code_of_one_item(name):
+    with pytest.raises(ValueError, match=f"{name}=.* is for code that takes lists"):
+        one_at_a_time({name: OF_BATCHES[name]})
+
+
+def test_all_other_options_are_not():
+    assert {name for name, option in OPTIONS.items() if option.for_lists} == set(OF_BATCHES)
+    assert one_at_a_time({"stream_buffer": 2}) == {"stream_buffer": 2, "max_batch_size": 1}
+
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
