@@ -35,8 +35,7 @@ async def serving(
                 "slow_reader_timeout_s": None,
                 "graceful_shutdown_timeout_s": 0,
             }
-            await deployed(client, "inner", code, config=config)
-            yield client, await client.get_handle("inner")
+            yield client, await deployed(client, "inner", code, config=config)
 
 
 async def has_room(client: Any) -> None:
@@ -133,11 +132,9 @@ async def test_one_of_a_thread() -> None:
 )
 async def test_one_of_code_in_a_backend(code: Any, placement: str, method: str) -> None:
     async with serving() as (client, handle):
-        config = {"placement": placement}
-        await deployed(client, "outer", code, handle, config=config)
-        outer = (await client.get_handle("outer")).options(method_name=method)
+        outer = await deployed(client, "outer", code, handle, config={"placement": placement})
         for _ in range(2):
-            assert await outer.call(1) == 1
+            assert await outer.options(method_name=method).call(1) == 1
             await has_room(client)
 
 

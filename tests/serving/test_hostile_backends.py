@@ -87,13 +87,11 @@ async def served(
     """Serves some code, beside a neighbour that must be well in the end."""
     with anyio.fail_after(HANG_S):
         async with Controller() as controller:
-            await deployed(controller, "n", neighbour, config={"placement": "task"})
-            await controller.create_backend(
-                "b", code, *args, config={"placement": placement, **config}
-            )
-            await controller.create_endpoint("e", backend="b")
-            yield controller, await controller.get_handle("e")
-            assert await (await controller.get_handle("n")).call("well") == "well"
+            other = await deployed(controller, "n", neighbour, config={"placement": "task"})
+            config = {"placement": placement, **config}
+            handle = await deployed(controller, "b", code, *args, config=config, endpoint="e")
+            yield controller, handle
+            assert await other.call("well") == "well"
 
 
 async def error_of(awaitable: Any) -> Exception:
@@ -263,8 +261,7 @@ async def test_an_error_says_what_raised_it(named, config, caplog):
     told: list[Exception] = []
     async with Controller() as controller:
         try:
-            await deployed(controller, "c", code, *args, config=config, endpoint="e")
-            await (await controller.get_handle("e")).call(item)
+            await (await deployed(controller, "c", code, *args, config=config)).call(item)
         except Exception as error:
             told.append(error)
     causes = [*told, *(error.__cause__ for error in told)]

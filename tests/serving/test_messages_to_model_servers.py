@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from handlers import echo
+from serving.scenes import deployed
 from serving.test_model_servers import Model, ingress, model_server, one_held, status_of
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
@@ -156,9 +157,7 @@ async def test_the_death_of_a_replica_elsewhere_ends_no_replica_here():
             return items
 
     async with Controller() as controller:
-        await controller.create_backend("model", Calling)
-        await controller.create_endpoint("model", backend="model")
-        handle = await controller.get_handle("model")
+        handle = await deployed(controller, "model", Calling)
         with pytest.raises(ReplicaDied):
             await handle.call(1)
         with anyio.fail_after(HANG_S):

@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from replicas.remote_servers import listening
+from serving.scenes import deployed
 from shoal.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -71,14 +72,9 @@ async def model_server(address, model, **config):
 
 @asynccontextmanager
 async def ingress(*addresses, **config):
+    config = {"placement": "remote", "model_servers": addresses, **config}
     async with Controller() as controller:
-        await controller.create_backend(
-            "model",
-            "nowhere:Nothing",
-            config={"placement": "remote", "model_servers": addresses, **config},
-        )
-        await controller.create_endpoint("model", backend="model")
-        yield controller, await controller.get_handle("model")
+        yield controller, await deployed(controller, "model", "nowhere:Nothing", config=config)
 
 
 @asynccontextmanager
@@ -94,6 +90,10 @@ async def one_held(tmp_path, ingress_config=None, **config):
         await model.holding.wait()
         yield model, server, handle, tasks
         model.released.set()
+
+
+async def call(handle, item, results):
+    results.append(await handle.call(item))
 
 
 def status_of(controller):
@@ -181,11 +181,7 @@ async def lost(handle):
 async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_path):
     model, at = Model(), f"unix:{tmp_path}/a"
     async with model_server(at, model) as (server, listener):
-        async with Controller() as controller, anyio.create_task_group() as tasks:
-            config = {"placement": "remote", "model_servers": at}
-            await controller.create_backend("model", "nowhere:Nothing", config=config)
-            await controller.create_endpoint("model", backend="model")
-            handle = await controller.get_handle("model")
+        async with ingress(at) as (_, handle), anyio.create_task_group() as tasks:
             tasks.start_soon(lost, handle)
             await model.holding.wait()
             [connection] = listener.ingresses
@@ -202,13 +198,13 @@ async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_pa
 async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, retries):
     one, other = Model(), Model()
     at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
-    outcome = []
+    results = []
 
-    async def call(handle):
+    async def call_once(handle):
         try:
-            outcome.append(await handle.call("hold"))
+            await call(handle, "hold", results)
         except ReplicaDied as error:
-            outcome.append(error)
+            results.append(error)
 
     async with (
         model_server(at, one) as (_, listener),
@@ -218,17 +214,17 @@ async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, r
     ):
         other.released.set()
         while not one.holding.is_set():
-            tasks.start_soon(call, handle)
-            await until(lambda: one.holding.is_set() or len(outcome))
-            outcome.clear()
+            tasks.start_soon(call_once, handle)
+            await until(lambda: one.holding.is_set() or results)
+            results.clear()
         listener.close()
         for connection in [*listener.ingresses]:
             connection._ended.set()
-        await until(lambda: len(outcome) == 1)
+        await until(lambda: len(results) == 1)
         if retries:
-            assert outcome == ["hold"]
+            assert results == ["hold"]
         else:
-            assert "lost the model server at unix:" in str(outcome[0])
+            assert "lost the model server at unix:" in str(results[0])
         assert await handle.call("more") == "more"
         await until(lambda: status_of(controller).deaths == 1)
 
@@ -238,10 +234,6 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
     one, other = Model(), Model()
     at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     results = []
-
-    async def call(handle, item):
-        results.append(await handle.call(item))
-
     async with (
         model_server(at, one) as (_, listener),
         model_server(also, other),
@@ -250,7 +242,7 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
     ):
         other.released.set()
         while not one.holding.is_set():
-            tasks.start_soon(call, handle, "hold")
+            tasks.start_soon(call, handle, "hold", results)
             await until(lambda: one.holding.is_set() or results)
             results.clear()
         listener.drain()
@@ -280,18 +272,15 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
 async def test_an_ingress_that_drains_gets_the_results_of_its_work(tmp_path):
     at, one, results = f"unix:{tmp_path}/a", Model(), []
 
-    async def call(handle, item):
-        results.append(await handle.call(item))
-
     async with (
         model_server(at, one) as (server, _),
         ingress(at) as (controller, handle),
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(call, handle, "hold")
+        tasks.start_soon(call, handle, "hold", results)
         await one.holding.wait()
         controller.drain()
-        tasks.start_soon(call, handle, "next")
+        tasks.start_soon(call, handle, "next", results)
         await until(lambda: status_of(server).queued == 1)
         one.released.set()
         await until(lambda: results == ["hold", "next"])

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, outcomes
+from batching.scenes import outcome, outcomes, read
 from serving.scenes import serving, serving_tasks, under_way
 from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle
@@ -251,9 +251,7 @@ async def test_streams_load_their_model_as_well() -> None:
             yield items
 
     async with serving(Code, models={"most": 1}) as (_, handle, _):
-        steps = handle.options(method_name="steps", model="a")
-        async with steps.stream(1) as stream:
-            assert [step async for step in stream] == [1]
+        assert await read(handle.options(method_name="steps", model="a").stream(1)) == [1]
     assert Code.log == ["load a"]
 
 

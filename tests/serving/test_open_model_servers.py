@@ -7,6 +7,7 @@ import pytest
 
 import shoal
 from replicas.remote_servers import listening
+from serving.scenes import deployed
 from shoal.errors import DeadlineExceeded, ReplicaDied, SlowReader
 from shoal.serving import backend_config
 from shoal.serving.controller.controller import Controller
@@ -84,9 +85,7 @@ async def ingresses(count, *addresses, **config):
         handles = []
         for _ in range(count):
             controller = await stack.enter_async_context(Controller())
-            await controller.create_backend("model", "nowhere:Nothing", config=options)
-            await controller.create_endpoint("model", backend="model")
-            handles.append(await controller.get_handle("model"))
+            handles.append(await deployed(controller, "model", "nowhere:Nothing", config=options))
         yield handles
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import Held, line_up, outcome, outcomes, settle
+from batching.scenes import Held, line_up, outcome, outcomes, read, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.core.traffic import Shadow
 from shoal.errors import InUse, NoSuchName
@@ -203,14 +203,13 @@ async def test_copies_of_streams_end_and_leave_nothing() -> None:
     async with serving(code) as (controller, handle, _):
         stage = await shadowed(controller, code, compare=equal)
 
-        async def read() -> int:
-            async with handle.stream(1) as stream:
-                assert [item async for item in stream] == [1, 1]
+        async def tasks_after() -> int:
+            assert await read(handle.stream(1)) == [1, 1]
             await settle()
             return len(anyio.get_running_tasks())
 
-        before = await read()
-        assert [await read() for _ in range(5)] == [before] * 5
+        before = await tasks_after()
+        assert [await tasks_after() for _ in range(5)] == [before] * 5
         assert len(stage.calls) == 6
         assert (counts(controller).agreed, counts(controller).disagreed) == (0, 0)
 

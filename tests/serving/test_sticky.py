@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, outcomes, settle
+from batching.scenes import Held, outcomes, read, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle
@@ -179,8 +179,7 @@ async def test_streams_are_sticky_as_well() -> None:
 
     async with serving(steps, **STICKY) as (_, handle, stage):
         for item in range(12):
-            async with handle.options(shard_key="user-1").stream(item) as stream:
-                assert [step async for step in stream] == [item]
+            assert await read(handle.options(shard_key="user-1").stream(item)) == [item]
         assert len({number for number, _ in stage.calls}) == 1
 
 
