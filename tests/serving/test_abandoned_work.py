@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from replicas.playing import noted
-from serving.abandoned_code import AsyncCode, Code, Isolated
+from serving.failing_code import AsyncCode, Code, Isolated
 from serving.scenes import deployed
 from shoal.errors import DeadlineExceeded, HandlerTimeout
 from shoal.serving.clients.handles import Handle

@@ -143,6 +143,8 @@ async def test_a_shutdown_goes_on_when_its_caller_leaves_and_a_second_one_waits_
             await settle()
             assert caller.outcome == 5
         assert stage.alive == []
+        assert len(stage.ended) == len(stage.replicas)
+        assert stage.replicas[0].stopped
 
 
 async def test_a_shutdown_that_code_asks_for_goes_on_when_its_batch_is_cancelled() -> None:

@@ -14,8 +14,8 @@ import pytest
 import shoal
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
+from serving.failing_code import Mortal, Noting
 from serving.fault_program import PROCESSES, TASKS, FaultProgram, Footprint, shoot
-from serving.mortal_code import Mortal, Noting
 from serving.scenes import deployed
 from shoal.core.replicas import life
 from shoal.errors import ReplicaDied

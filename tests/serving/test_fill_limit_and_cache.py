@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, read, settle
-from serving.limited_code import RefusedOnce, StreamRefusedOnce
+from serving.failing_code import RefusedOnce, StreamRefusedOnce
 from serving.scenes import deployed, under_way
 from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller.controller import Controller

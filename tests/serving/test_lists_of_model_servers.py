@@ -23,9 +23,9 @@ def ready(controller):
     return {r.address for r in status_of(controller).replicas if r.state == "ready"}
 
 
-async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):
+async def test_a_file_of_addresses_is_read_again(tmp_path, at, also, monkeypatch, caplog):
     monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
-    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    file = tmp_path / "models"
     file.write_text(f"# the models\n{at}\n\n")
 
     async with (
@@ -113,8 +113,7 @@ async def test_a_name_whose_servers_can_not_be_reached_fails_in_time(monkeypatch
     assert asked > 2
 
 
-async def test_the_list_is_changed_while_it_serves(tmp_path):
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+async def test_the_list_is_changed_while_it_serves(at, also):
     async with (
         model_server(at, Model()),
         model_server(also, Model()),
@@ -127,8 +126,7 @@ async def test_the_list_is_changed_while_it_serves(tmp_path):
         assert await handle.call(1) == 1
 
 
-async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, caplog):
-    at = f"unix:{tmp_path}/a"
+async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, at, caplog):
     async with model_server(at, Model()), ingress(at) as (controller, handle):
         changed = {"model_servers": f"file:{tmp_path}/missing"}
         await controller.update_backend_config("model", changed)
@@ -164,10 +162,10 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
 
 
 async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it(
-    tmp_path, monkeypatch
+    tmp_path, at, also, monkeypatch
 ):
     monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
-    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    file = tmp_path / "models"
     file.write_text(at)
     async with (
         model_server(at, Model()),
@@ -188,8 +186,7 @@ async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it
         assert status_of(controller).wanted == 2
 
 
-async def test_a_backend_moves_to_model_servers_and_back_while_it_serves(tmp_path):
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+async def test_a_backend_moves_to_model_servers_and_back_while_it_serves(tmp_path, at, also):
     here, there = Model(), Model()
     async with model_server(at, there), model_server(also, there), Controller() as controller:
         config = {"num_replicas": 3, "max_batch_size": 64}

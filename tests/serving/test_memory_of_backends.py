@@ -18,7 +18,7 @@ import pytest
 import shoal
 from batching.scenes import settle
 from serving.composed_code import Dropping, PlainDropping, endless, plain_endless
-from serving.mortal_code import Mortal
+from serving.failing_code import Mortal
 from serving.scenes import deployed
 from serving.watched_code import (
     Thing,

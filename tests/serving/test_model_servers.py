@@ -12,12 +12,7 @@ import pytest
 import shoal
 from replicas.remote_servers import listening
 from serving.scenes import deployed
-from shoal.errors import (
-    DeadlineExceeded,
-    Overloaded,
-    ReplicaDied,
-    ReplicaNotStarted,
-)
+from shoal.errors import DeadlineExceeded, Overloaded, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.remote import keep_alive as keep_alive_module
 from shoal.replicas.remote import replica
 from shoal.serving.backend_config import BackendConfig
@@ -62,6 +57,11 @@ class Model:
             self.closed.set()
 
 
+@pytest.fixture
+def model():
+    return Model()
+
+
 @asynccontextmanager
 async def model_server(address, model, **config):
     async with Controller() as controller:
@@ -100,8 +100,7 @@ def status_of(controller):
     return controller.backends["model"].status()
 
 
-async def test_the_items_of_several_ingresses_share_batches(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_the_items_of_several_ingresses_share_batches(at, model):
     async with (
         model_server(at, model) as (server, _),
         ingress(at) as (_, one),
@@ -117,8 +116,7 @@ async def test_the_items_of_several_ingresses_share_batches(tmp_path):
     assert model.batches == [1, 8]
 
 
-async def test_results_and_errors_are_those_of_each_item(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_results_and_errors_are_those_of_each_item(at, model):
     async with model_server(at, model), ingress(at) as (_, handle):
         big = np.arange(300_000, dtype=np.float32)
         results = await handle.map(["a", "bad", big, 4], return_exceptions=True)
@@ -130,8 +128,7 @@ async def test_results_and_errors_are_those_of_each_item(tmp_path):
         assert "In the model server at unix:" in str(caught.value.__cause__.__notes__)
 
 
-async def test_metadata_and_priorities_cross(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_metadata_and_priorities_cross(at, model):
     levels = {"priority_levels": 3}
     async with model_server(at, model, **levels), ingress(at, **levels) as (_, handle):
         await handle.call("usual")
@@ -160,8 +157,7 @@ async def test_a_full_queue_over_there_is_an_overload_here(tmp_path):
             await handle.call("too many")
 
 
-async def test_streams_cross_step_by_step_and_one_that_is_left_is_closed(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_streams_cross_step_by_step_and_one_that_is_left_is_closed(at, model):
     async with model_server(at, model), ingress(at) as (_, handle):
         got = []
         async with handle.options(method_name="count").stream(5) as stream:
@@ -178,8 +174,7 @@ async def lost(handle):
         await handle.call("hold")
 
 
-async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(at, model):
     async with model_server(at, model) as (server, listener):
         async with ingress(at) as (_, handle), anyio.create_task_group() as tasks:
             tasks.start_soon(lost, handle)
@@ -195,9 +190,8 @@ async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_pa
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, retries):
+async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(at, also, retries):
     one, other = Model(), Model()
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     results = []
 
     async def call_once(handle):
@@ -229,10 +223,9 @@ async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, r
         await until(lambda: status_of(controller).deaths == 1)
 
 
-async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path, caplog):
+async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(at, also, caplog):
     caplog.set_level(logging.INFO)
     one, other = Model(), Model()
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     results = []
     async with (
         model_server(at, one) as (_, listener),
@@ -269,8 +262,8 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         await until(lambda: caplog.records[-1].levelno == logging.ERROR)
 
 
-async def test_an_ingress_that_drains_gets_the_results_of_its_work(tmp_path):
-    at, one, results = f"unix:{tmp_path}/a", Model(), []
+async def test_an_ingress_that_drains_gets_the_results_of_its_work(at):
+    one, results = Model(), []
 
     async with (
         model_server(at, one) as (server, _),
@@ -286,8 +279,7 @@ async def test_an_ingress_that_drains_gets_the_results_of_its_work(tmp_path):
         await until(lambda: results == ["hold", "next"])
 
 
-async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
-    at = f"unix:{tmp_path}/a"
+async def test_a_start_waits_for_a_model_server_and_not_for_ever(at):
     with pytest.raises(ReplicaNotStarted, match="can't use the model server at unix:"):
         async with ingress(at, start_timeout_s=0.3):
             pass
@@ -324,7 +316,7 @@ async def test_an_address_without_a_server_is_tried_again_and_logged_once(tmp_pa
 
 
 @pytest.mark.parametrize("silent", ["model server", "ingress"])
-async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, caplog):
+async def test_a_peer_that_hangs_is_given_up(at, model, monkeypatch, silent, caplog):
     async def hang(*_):
         await anyio.sleep_forever()
 
@@ -337,7 +329,6 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, capl
     monkeypatch.setattr(ingress_module.Ingress, "_check_health", hang)
     period_s = 0.02 if silent == "model server" else 10
     config = {"health_check_period_s": period_s}
-    model, at = Model(), f"unix:{tmp_path}/a"
     async with model_server(at, model) as (_, listener), ingress(at, **config) as (controller, _):
         await until(lambda: status_of(controller).deaths >= 1)
         assert "a health check failed" not in caplog.text  # the death is logged

@@ -12,12 +12,7 @@ import pytest
 from shoal.core.traffic import Shadow
 from shoal.errors import NotDurable, StateRefused
 from shoal.serving.state_file import StateFile
-from shoal.serving.state_records import (
-    BackendRecord,
-    DeclaredState,
-    Deleted,
-    EndpointRecord,
-)
+from shoal.serving.state_records import BackendRecord, DeclaredState, Deleted, EndpointRecord
 
 EMBED = BackendRecord(
     tag="embed",
