@@ -406,9 +406,6 @@ async def test_after_a_shutdown_every_verb_but_that_says_so(opened):
                 await verb()
 
 
-# Threads
-
-
 async def test_a_thread_drives_the_controller_of_this_process():
     def drive(client):
         client.create_backend("s", f"{CODE}:Scaled", 3)

@@ -35,9 +35,6 @@ class Hanging:
             self.left.set()
 
 
-# Every placement
-
-
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement", "inner_placement"),
@@ -106,9 +103,6 @@ async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
         assert await forward.call(0) == 8
 
 
-# Time and cancellation
-
-
 async def test_code_that_calls_itself_waits_for_its_own_replica_until_the_deadline():
     class Recursive:
         async def __call__(self, depth: int):
@@ -141,9 +135,6 @@ async def test_code_that_calls_itself_without_a_deadline_ends_with_its_backend()
         await settle()
         await client.shutdown()
         assert anyio.current_time() == pytest.approx(7)
-
-
-# Replicas that die
 
 
 class Counting(Calling):
@@ -195,9 +186,6 @@ async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
         assert caught.value.replica == "inner#0"
         assert log.read_text() == "x"
         assert [r.tag for r in (await client.status()).backends["outer"].replicas] == ["outer#0"]
-
-
-# The end
 
 
 @real_time

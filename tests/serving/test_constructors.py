@@ -16,7 +16,7 @@ import sniffio
 import shoal
 from batching.scenes import outcome, read
 from conformance.replica_scenes import served
-from serving import context_code, table_code
+from serving import kinds_code
 from serving.composed_code import plain_until_draining, until_draining
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
@@ -240,11 +240,11 @@ async def test_a_connection_of_another_thread_is_told_of_warm_up_and_of_threads(
 @pytest.mark.parametrize(
     ("placement", "code"),
     [
-        pytest.param("task", context_code.Async, id="task-async"),
-        pytest.param("task", context_code.Plain, id="task-plain"),
-        pytest.param("thread", context_code.Plain, id="thread"),
-        pytest.param("process", context_code.Async, id="process-async", marks=ONE_LOOP),
-        pytest.param("process", context_code.Plain, id="process-plain", marks=ONE_LOOP),
+        pytest.param("task", kinds_code.Setting, id="task-async"),
+        pytest.param("task", kinds_code.PlainSetting, id="task-plain"),
+        pytest.param("thread", kinds_code.PlainSetting, id="thread"),
+        pytest.param("process", kinds_code.Setting, id="process-async", marks=ONE_LOOP),
+        pytest.param("process", kinds_code.PlainSetting, id="process-plain", marks=ONE_LOOP),
     ],
 )
 async def test_a_variable_that_code_sets_holds_until_its_call_ends(placement, code):
@@ -258,7 +258,7 @@ async def test_a_variable_that_code_sets_holds_until_its_call_ends(placement, co
             assert await one.call(name) == "nobody"
             assert await read(steps.stream(name)) == ["nobody", name]
         await controller.update_backend_config("code", {"user_config": {"version": 2}})
-        assert context_code.user.get() == "nobody"
+        assert kinds_code.user.get() == "nobody"
         assert await handle.call("c") == "nobody"
 
 
@@ -266,13 +266,13 @@ async def test_a_variable_that_code_sets_holds_until_its_call_ends(placement, co
 @pytest.mark.parametrize(
     ("placement", "code"),
     [
-        *((placement, table_code.Async) for placement in ("task", "process")),
-        *((placement, table_code.Plain) for placement in ("task", "thread", "process")),
+        *((placement, kinds_code.Async) for placement in ("task", "process")),
+        *((placement, kinds_code.Plain) for placement in ("task", "thread", "process")),
     ],
 )
 async def test_a_table_is_refused_as_the_results_of_a_batch(placement: str, code: Any) -> None:
     async with served(code, placement=placement) as handle:
-        for kind, advice in table_code.KINDS.items():
+        for kind, advice in kinds_code.KINDS.items():
             with pytest.raises(shoal.errors.WrongResultType, match=advice):
                 await handle.call(kind)
             with pytest.raises(shoal.errors.WrongResultType, match=advice):

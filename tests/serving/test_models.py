@@ -15,11 +15,7 @@ from shoal.testing.asgi import ask
 
 
 class Models:
-    """Code with models; a test says how long they load, and what raises.
-
-    Attributes:
-        log: What was done, of all replicas.
-    """
+    """Code with models and a log of all replicas; a test says how long they load, what raises."""
 
     log: list[str]
     load_s = 0.0

@@ -170,16 +170,11 @@ class Program:
         elif kind == "tell death":
             await self._update(update(tag, {"user_config": DEADLY, "max_batch_size": second + 1}))
         elif kind == "tell illness":
-            changes = {
-                "user_config": SICKENING,
-                "shared_memory_bytes": second,
-                "num_replicas": first + 1,
-            }
-            await self._update(update(tag, changes))
+            changes = {"user_config": SICKENING, "shared_memory_bytes": second}
+            await self._update(update(tag, {**changes, "num_replicas": first + 1}))
         elif kind == "replace":
-            await self._update(
-                update(tag, {"shared_memory_bytes": second, "num_replicas": second % 3 + 1})
-            )
+            changes = {"shared_memory_bytes": second, "num_replicas": second % 3 + 1}
+            await self._update(update(tag, changes))
         elif kind == "restart":
             await self._update(controller.restart_backend(tag))
         elif kind == "traffic":

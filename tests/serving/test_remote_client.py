@@ -95,9 +95,6 @@ def served_in_a_thread(app):
         thread.join()
 
 
-# Verbs
-
-
 async def test_the_status_is_that_of_the_server(fake):
     async with connected(fake) as client:
         assert await client.status() == full_status()
@@ -138,9 +135,6 @@ async def test_a_name_that_is_not_there_is_said_to_be_none(fake, name):
         if name != "no":  # nothing can ever have such a name
             with pytest.raises((TypeError, ValueError), match="endpoint's name"):
                 await client.get_handle(name, missing_ok=True)
-
-
-# Errors
 
 
 def error_of(made):
@@ -347,9 +341,6 @@ async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
     assert not fake.is_shut_down
 
 
-# Calls
-
-
 async def test_a_call_passes_arguments_and_options_on(fake):
     async with handle_of(fake) as handle:
         assert handle.endpoint == "e"
@@ -548,9 +539,6 @@ async def test_as_many_calls_are_under_way_as_are_made(fake):
         async with trio.open_nursery() as nursery:
             for _ in range(many):
                 nursery.start_soon(handle.call)
-
-
-# Threads
 
 
 @pytest.mark.real_time
