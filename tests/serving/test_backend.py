@@ -374,11 +374,8 @@ async def test_one_that_ends_while_it_drains_is_not_asked_to(held: Held) -> None
         callers = await under_way(tasks, handle.call(1))
         callers += await under_way(tasks, handle.call(2))
         [scaling] = await under_way(tasks, controller.scale_backend("b", 1))
-        draining = next(
-            number
-            for number, each in enumerate(controller.status_now().backends["b"].replicas)
-            if each.state == "draining"
-        )
+        states = [each.state for each in controller.status_now().backends["b"].replicas]
+        draining = states.index("draining")
         stage.replicas[draining].die()
         await settle()
         assert scaling.outcome is None

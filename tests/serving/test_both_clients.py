@@ -61,9 +61,8 @@ async def test_a_backend_is_made_called_changed_and_deleted(opened):
         assert (await client.get_backend_config("s")).user_config == {"factor": 5}
         await client.scale_backend("s", 2)
         await client.restart_backend("s")
-        assert await client.list_backends() == {
-            "s": BackendConfig(user_config={"factor": 5}, num_replicas=2)
-        }
+        config = BackendConfig(user_config={"factor": 5}, num_replicas=2)
+        assert await client.list_backends() == {"s": config}
         with pytest.raises(errors.InUse, match="gets traffic of e"):
             await client.delete_backend("s")
         await client.delete_endpoint("e")
@@ -90,9 +89,8 @@ async def test_a_placement_of_ones_own_gets_its_options(opened):
         with pytest.raises(ValueError, match="of placement='task' by name"):
             await client.update_backend_config("s", {"placement": "task"})
         assert await handle.call(2) == 12
-        assert await client.list_backends() == {
-            "s": BackendConfig.of({**own, "placement_options": {"factor": 6}})
-        }
+        config = BackendConfig.of({**own, "placement_options": {"factor": 6}})
+        assert await client.list_backends() == {"s": config}
 
 
 async def test_a_stream_is_read_and_left(opened):

@@ -49,13 +49,9 @@ async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_back
     code, placement, inner_placement
 ):
     async with Controller() as client:
-        outer = await join(
-            client,
-            code,
-            inner=composed_code.double,
-            config={"placement": placement},
-            inner_config={"placement": inner_placement},
-        )
+        config, beside = {"placement": placement}, {"placement": inner_placement}
+        inner = composed_code.double
+        outer = await join(client, code, inner=inner, config=config, inner_config=beside)
         assert [await outer.call(number) for number in range(3)] == [0, 2, 4]
         made, unsent = await outer.options(method_name="mapped").call(30)
         assert made == [2 * number for number in range(30)]
@@ -149,13 +145,8 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
     Counting.runs = 0
     inner, stage = Hanging(), Stage()
     async with Controller() as client, anyio.create_task_group() as tasks:
-        handle = await join(
-            client,
-            Counting,
-            inner=inner,
-            config={"placement": Stage()},
-            inner_config={"placement": stage, "retries": 1},
-        )
+        config, beside = {"placement": Stage()}, {"placement": stage, "retries": 1}
+        handle = await join(client, Counting, inner=inner, config=config, inner_config=beside)
         tasks.start_soon(handle.call, 1)
         await inner.called.wait()
         inner.called = anyio.Event()
@@ -171,16 +162,10 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
     [(PlainCalling, "thread"), pytest.param(Calling, "process", marks=pytest.mark.one_loop)],
 )
 async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
-    log = tmp_path / "runs"
+    log, inner = tmp_path / "runs", composed_code.killer
+    config, beside = {"placement": placement, "retries": 3}, {"placement": "process"}
     async with Controller() as client:
-        handle = await join(
-            client,
-            code,
-            str(log),
-            inner=composed_code.killer,
-            config={"placement": placement, "retries": 3},
-            inner_config={"placement": "process"},
-        )
+        handle = await join(client, code, log, inner=inner, config=config, inner_config=beside)
         with pytest.raises(errors.ReplicaDied) as caught:
             await handle.call(1)
         assert caught.value.replica == "inner#0"

@@ -258,9 +258,8 @@ async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again(h
             return [await inner.call(item) for item in items]
 
         others = Stage()
-        outer = await deployed(
-            controller, "o", code, config={"placement": others, "retries": 5}, endpoint="oe"
-        )
+        config = {"placement": others, "retries": 5}
+        outer = await deployed(controller, "o", code, config=config)
         async with anyio.create_task_group() as tasks:
             [caller] = await under_way(tasks, outer.call(1))
             await stage.lose()
@@ -437,14 +436,8 @@ async def test_a_method_whose_batcher_broke_keeps_no_place(held: Held) -> None:
             return decision
 
     cutters: list[Breaking] = []
-    async with (
-        serving(Two(held), max_batch_size=1, policy=lambda options: Breaking(options)) as (
-            controller,
-            handle,
-            _,
-        ),
-        anyio.create_task_group() as tasks,
-    ):
+    config: Any = {"max_batch_size": 1, "policy": lambda options: Breaking(options)}
+    async with serving_tasks(Two(held), **config) as (controller, handle, _, tasks):
         other = handle.options(method_name="other")
         assert await other.call(0) == 0
         policy_of_other = cutters[-1]

@@ -325,10 +325,9 @@ async def test_a_name_that_is_taken_is_refused_with_what_has_it() -> None:
         await controller.create_endpoint("first", backend="b", route="/r", methods=["get", "POST"])
         with pytest.raises(NameTaken, match="'first' already, with route='/r'"):
             await controller.create_endpoint("first", backend="b", route="/other")
+        methods = ["POST", "GET"]
         with pytest.raises(NameTaken, match="set its traffic"):
-            await controller.create_endpoint(
-                "first", backend="b", route="/r", methods=["POST", "GET"]
-            )
+            await controller.create_endpoint("first", backend="b", route="/r", methods=methods)
         with pytest.raises(NameTaken, match="POST /r is answered by the endpoint 'first'"):
             await controller.create_endpoint("second", backend="b", route="/r", methods=["POST"])
         await controller.create_endpoint("second", backend="b", route="/r", methods=["PUT"])

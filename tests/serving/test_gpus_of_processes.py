@@ -220,10 +220,9 @@ async def test_one_that_is_killed_gives_its_gpu_and_memory_to_the_next(gpus):
 async def test_replicas_share_a_gpu_by_parts_and_more_than_fit_are_refused(gpus):
     most = 2 * len(gpus)
     async with Controller() as controller:
+        config = HOLDS | {"gpus": 0.5, "num_replicas": most + 1}
         with pytest.raises(shoal.errors.NotEnoughGpus, match=f"this machine has {len(gpus)}: 0"):
-            await controller.create_backend(
-                "b", CUDA_CODE, config=HOLDS | {"gpus": 0.5, "num_replicas": most + 1}
-            )
+            await controller.create_backend("b", CUDA_CODE, config=config)
         handle = await opened(controller, gpus=0.5, num_replicas=most, max_batch_size=1)
         seen: dict[int, list[str]] = {}
         while len(seen) < most:
@@ -292,12 +291,9 @@ async def test_the_classifier_of_the_how_to_guide_answers_as_it_does_without_a_s
     answered: list[int] = [-1] * len(expected)
 
     async def classify(nth: int) -> None:
-        answer = await ask(
-            app,
-            "/classify",
-            body=images[nth * size :][:size],
-            headers=[("content-type", "application/octet-stream")],
-        )
+        headers = [("content-type", "application/octet-stream")]
+        body = images[nth * size :][:size]
+        answer = await ask(app, "/classify", body=body, headers=headers)
         answered[nth] = json.loads(answer.body)
 
     async with app.lifespan(), anyio.create_task_group() as tasks:

@@ -143,9 +143,8 @@ async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint()
     async with serving(told_of, bucket_by=lambda item: item) as (controller, handle, _):
         await controller.create_endpoint("f", backend="b")
         other = await controller.get_handle("f")
-        assert await outcomes(
-            handle.call(0), other.call(0), handle.options(priority=1).call(0)
-        ) == [python, {**python, "endpoint": "f"}, python]
+        calls = handle.call(0), other.call(0), handle.options(priority=1).call(0)
+        assert await outcomes(*calls) == [python, {**python, "endpoint": "f"}, python]
         asking = handle.options(http_method="PUT", http_headers={"a": "b"})
         assert await asking.call(0) == {**python, **more}
         assert await asking.options(timeout_s=5).call(0) == {**python, **more}

@@ -9,7 +9,6 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -157,12 +156,8 @@ async def read(handle: Any, item: str) -> None:
     ("retries", "ways"), [(0, WAYS), pytest.param(1, WAYS_TO_RUN_AGAIN, marks=pytest.mark.one_loop)]
 )
 async def test_a_dead_replica_is_freed_without_a_collection(
-    retries: int,
-    ways: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-) -> None:
+    retries, ways, monkeypatch, caplog, tmp_path
+):
     flag = tmp_path / "no replica can start"
     caplog.set_level(logging.CRITICAL, logger="shoal")  # the log of a test keeps errors
     monkeypatch.setattr(life, "LONGEST_S", 0.02)
@@ -216,12 +211,8 @@ async def serving(
     with anyio.fail_after(HANG_S), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "a stream of")
         async with shoal.start(**http) as client:
-            config = {
-                "placement": placement,
-                "max_batch_size": 1,
-                "slow_reader_timeout_s": None,
-                "graceful_shutdown_timeout_s": 0,
-            }
+            config = {"placement": placement, "max_batch_size": 1, "slow_reader_timeout_s": None}
+            config["graceful_shutdown_timeout_s"] = 0
             yield client, await deployed(client, "inner", code, config=config)
 
 
@@ -307,14 +298,9 @@ async def test_one_of_a_thread() -> None:
         (Dropping, "task", "__call__"),
         (Dropping, "task", "entered"),
         (PlainDropping, "thread", "__call__"),
-        *(
-            pytest.param(code, "process", method, marks=pytest.mark.one_loop)
-            for code, method in [
-                (Dropping, "__call__"),
-                (Dropping, "entered"),
-                (PlainDropping, "__call__"),
-            ]
-        ),
+        pytest.param(Dropping, "process", "__call__", marks=pytest.mark.one_loop),
+        pytest.param(Dropping, "process", "entered", marks=pytest.mark.one_loop),
+        pytest.param(PlainDropping, "process", "__call__", marks=pytest.mark.one_loop),
     ],
 )
 async def test_one_of_code_in_a_backend(code: Any, placement: str, method: str) -> None:

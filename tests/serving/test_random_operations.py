@@ -211,9 +211,8 @@ class Program:
             assert (backend.state, backend.wanted) == ("ready", config.num_replicas)
             assert (backend.queued, backend.ongoing) == (0, 0)
             mine = [r for r in self._stage.alive if r.blueprint.identity.backend == tag]
-            assert [r.tag for r in mine] == sorted(
-                (replica.tag for replica in backend.replicas), key=_number
-            )
+            tags = sorted((replica.tag for replica in backend.replicas), key=_number)
+            assert [replica.tag for replica in mine] == tags
             assert len(mine) == config.num_replicas
             for replica in mine:
                 assert (replica.told or [None])[-1] == config.user_config
@@ -399,9 +398,8 @@ class Scene:
         status = (await controller.status()).backends["b"]
         assert (status.state, status.wanted) == ("ready", config.num_replicas)
         alive = self._stage.alive
-        assert sorted(replica.tag for replica in status.replicas) == sorted(
-            replica.tag for replica in alive
-        )
+        tags = sorted(replica.tag for replica in alive)
+        assert sorted(replica.tag for replica in status.replicas) == tags
         assert len(alive) == config.num_replicas
         assert {replica.told[-1] for replica in alive} == {config.user_config}
         options = config.for_placement()
