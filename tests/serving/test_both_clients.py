@@ -89,8 +89,8 @@ async def test_a_placement_of_ones_own_gets_its_options(opened):
         with pytest.raises(ValueError, match="of placement='task' by name"):
             await client.update_backend_config("s", {"placement": "task"})
         assert await handle.call(2) == 12
-        config = BackendConfig.of({**own, "placement_options": {"factor": 6}})
-        assert await client.list_backends() == {"s": config}
+        changed = BackendConfig.of({**own, "placement_options": {"factor": 6}})
+        assert await client.list_backends() == {"s": changed}
 
 
 async def test_a_stream_is_read_and_left(opened):
