@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import shoal
+from serving.scenes import deployed
 from shoal.asgi.extensions import DISCONNECT
 from shoal.integrations.starlette import cancel_on_disconnect, exception_handlers, lifespan
 from shoal.testing import ScriptedHandler, settle
@@ -162,10 +163,7 @@ async def test_a_call_of_a_handle_is_cancelled_and_its_errors_are_explained():
     app = Starlette(routes=routes, exception_handlers=exception_handlers())
     call = Call(app, "/", item="eel")
     async with shoal.start() as client:
-        config = {"max_queued_requests": 0}
-        await client.create_backend("hold", hold, config=config)
-        await client.create_endpoint("hold", backend="hold")
-        handle = await client.get_handle("hold")
+        handle = await deployed(client, "hold", hold, config={"max_queued_requests": 0})
         async with calling(call):
             await began.wait()
             refused = await ask(app, "/", "second")

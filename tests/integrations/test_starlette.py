@@ -41,11 +41,8 @@ def site(batched, *, stream=False, **options):
         return JSONResponse(await batched(await request.json()))
 
     routes = [Route("/", route, methods=["GET", "POST"]), Mount("/-", operator_pages())]
-    return Starlette(
-        routes=routes,
-        lifespan=lifespan,
-        exception_handlers=exception_handlers(**options),
-    )
+    handlers = exception_handlers(**options)
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
 
 
 def running(app):

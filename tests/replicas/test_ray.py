@@ -26,10 +26,10 @@ from replicas.ray_backends import (
     RaisingInTheLoop,
 )
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
-from serving.context_code import Async as AsyncContext
-from serving.context_code import Plain as PlainContext
-from serving.table_code import KINDS as KINDS_OF_TABLES
-from serving.table_code import Async, Plain
+from serving.kinds_code import KINDS as KINDS_OF_TABLES
+from serving.kinds_code import Async, Plain
+from serving.kinds_code import PlainSetting as PlainContext
+from serving.kinds_code import Setting as AsyncContext
 from shoal.batching.current import Identity, running_batch, setting
 from shoal.core.request import Batch, DispatchReason
 from shoal.errors import (

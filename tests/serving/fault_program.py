@@ -191,12 +191,10 @@ class FaultProgram:
             await anyio.sleep(0.01)
 
     async def _until_recovered(self, tag: str) -> None:
-        await self._until(
-            tag,
-            lambda status: (
-                [replica.state for replica in status.replicas] == ["ready"] * status.wanted
-            ),
-        )
+        def has_recovered(status: BackendStatus) -> bool:
+            return [replica.state for replica in status.replicas] == ["ready"] * status.wanted
+
+        await self._until(tag, has_recovered)
 
     async def _order(self, tag: str, order: str, *errors: type[Exception]) -> None:
         with self.load.aimed(tag, *errors):

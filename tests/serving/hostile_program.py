@@ -23,6 +23,7 @@ import anyio
 from hypothesis import strategies as st
 
 from base_exceptions import Panic, trio_cancelled
+from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from shoal.serving.controller.endpoints import EndpointHandle
 from time_limits import HANG_S
@@ -194,12 +195,10 @@ class Program:
     async def _served(self) -> AsyncGenerator[tuple[Controller, EndpointHandle, EndpointHandle]]:
         async with Controller() as controller:
             try:
-                await controller.create_backend("n", neighbour, config={"placement": "task"})
-                await controller.create_endpoint("n", backend="n")
-                await controller.create_backend("b", self._code, self._mood, config=self._config)
-                await controller.create_endpoint("e", backend="b")
-                handles = [await controller.get_handle(name) for name in ("e", "n")]
-                yield controller, handles[0], handles[1]
+                beside = await deployed(controller, "n", neighbour, config={"placement": "task"})
+                config = self._config
+                handle = await deployed(controller, "b", self._code, self._mood, config=config)
+                yield controller, handle, beside
             finally:
                 self._mood.gate.set()
 

@@ -10,7 +10,8 @@ import pytest
 
 import shoal
 from replicas.playing import noted
-from serving.abandoned_code import AsyncCode, Code, Isolated
+from serving.failing_code import AsyncCode, Code, Isolated
+from serving.scenes import deployed
 from shoal.errors import DeadlineExceeded, HandlerTimeout
 from shoal.serving.clients.handles import Handle
 from shoal.serving.controller.controller import Controller
@@ -63,9 +64,8 @@ async def serving(code: Any, path: Path, **config: Any) -> AsyncGenerator[Served
     folder = Folder(str(path))
     config = {"placement": "process", "cancel_grace_s": GRACE_S, **config}
     async with Controller() as controller:
-        await controller.create_backend("b", code, folder.path, config=config)
-        await controller.create_endpoint("e", backend="b", route="/e", methods=("POST",))
-        yield Served(controller, await controller.get_handle("e"), folder)
+        handle = await deployed(controller, "b", code, folder.path, config=config)
+        yield Served(controller, handle, folder)
 
 
 @pytest.mark.parametrize(("code", "method"), METHODS)
@@ -120,8 +120,8 @@ async def test_work_that_runs_again_in_parts_is_killed_in_time(tmp_path):
                 await served.ask("__call__", "a")
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fails)
-            tasks.start_soon(fails)
+            for _ in range(2):
+                tasks.start_soon(fails)
         await noted(served.folder, "starts", times=2)
 
 
@@ -130,7 +130,7 @@ async def test_closing_waits_for_abandoned_work_only_for_its_grace_period(tmp_pa
     async with serving(Code, tmp_path, graceful_shutdown_timeout_s=0.2) as served:
         await served.leave("__call__", "a")
         with anyio.fail_after(HANG_S):
-            await served.controller.delete_endpoint("e")
+            await served.controller.delete_endpoint("b")
             await served.controller.delete_backend("b")
 
 

@@ -131,7 +131,7 @@ WHOLE_SHADOW = f"{SHADOW}backend = 'b'\nproportion = 1\n"
         ("endpoints.e = 3", "app.toml:1: endpoints.e: must be a table, as [endpoints.e], not 3"),
         ("server = 'x'", "app.toml:1: server: must be a table, as [server], not 'x'"),
         ("[backends]\nb = 3", "app.toml:2: backends.b: must be a table, as [backends.b], not 3"),
-        # [server]: test_http_options.py has a wrong value of each
+        # [server]: test_option_tables.py has a wrong value of each
         ("[server]\nport = 65536", "2: server.port: port must be from 0 to 65535, not 65536"),
         ("[server]\nHost = 'a'", "2: server.Host: there is no such key; did you mean 'host'?"),
         ("server.debug = 1", "1: server.debug: debug must be True or False, not 1"),
@@ -258,8 +258,6 @@ def test_a_file_in_another_encoding_is_told_with_its_line(tmp_path):
     with pytest.raises(AppFileRefused, match=r"app.toml:2: is not in UTF-8"):
         read_app_file(tmp_path / "app.toml")
 
-
-# Where keys are.
 
 KEYS = r'''# a comment with [brackets] = and "quotes"
 top = 1 # a.b = 2

@@ -9,6 +9,8 @@ import anyio
 import httpx
 import pytest
 
+from batching.scenes import read
+from serving.scenes import deployed
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
@@ -46,9 +48,7 @@ def opened(request):
 
 async def handle_of(client, code, *args, **more):
     """Makes the backend ``s`` and its endpoint ``e``."""
-    await client.create_backend("s", f"{CODE}:{code}", *args, **more)
-    await client.create_endpoint("e", backend="s")
-    return await client.get_handle("e")
+    return await deployed(client, "s", f"{CODE}:{code}", *args, endpoint="e", **more)
 
 
 async def test_a_backend_is_made_called_changed_and_deleted(opened):
@@ -61,9 +61,8 @@ async def test_a_backend_is_made_called_changed_and_deleted(opened):
         assert (await client.get_backend_config("s")).user_config == {"factor": 5}
         await client.scale_backend("s", 2)
         await client.restart_backend("s")
-        assert await client.list_backends() == {
-            "s": BackendConfig(user_config={"factor": 5}, num_replicas=2)
-        }
+        config = BackendConfig(user_config={"factor": 5}, num_replicas=2)
+        assert await client.list_backends() == {"s": config}
         with pytest.raises(errors.InUse, match="gets traffic of e"):
             await client.delete_backend("s")
         await client.delete_endpoint("e")
@@ -90,16 +89,14 @@ async def test_a_placement_of_ones_own_gets_its_options(opened):
         with pytest.raises(ValueError, match="of placement='task' by name"):
             await client.update_backend_config("s", {"placement": "task"})
         assert await handle.call(2) == 12
-        assert await client.list_backends() == {
-            "s": BackendConfig.of({**own, "placement_options": {"factor": 6}})
-        }
+        changed = BackendConfig.of({**own, "placement_options": {"factor": 6}})
+        assert await client.list_backends() == {"s": changed}
 
 
 async def test_a_stream_is_read_and_left(opened):
     async with opened() as client:
         handle = await handle_of(client, "steps")
-        async with handle.stream(3) as stream:
-            assert [step async for step in stream] == [0, 1, 2]
+        assert await read(handle.stream(3)) == [0, 1, 2]
         async with handle.stream(2) as stream:
             assert await anext(stream) == 0
         with pytest.raises(TypeError, match=r"handle\.stream"):
@@ -142,10 +139,7 @@ async def test_a_data_set_is_worked_through(opened):
 
 async def test_items_that_a_full_queue_refuses_are_called_again():
     async with Controller() as client:
-        config = {"max_queued_requests": 64}
-        await client.create_backend("s", f"{CODE}:double", config=config)
-        await client.create_endpoint("e", backend="s")
-        handle = await client.get_handle("e")
+        handle = await handle_of(client, "double", config={"max_queued_requests": 64})
         assert [one async for one in handle.map(range(200))] == [2 * n for n in range(200)]
         results = await handle.map(range(200), return_exceptions=True)
         assert {type(one) for one in results} == {int, errors.Overloaded}
@@ -408,9 +402,6 @@ async def test_after_a_shutdown_every_verb_but_that_says_so(opened):
         for verb in (client.status, client.list_backends, lambda: handle.call(1)):
             with pytest.raises(errors.ShutDown, match="was shut down"):
                 await verb()
-
-
-# Threads
 
 
 async def test_a_thread_drives_the_controller_of_this_process():

@@ -9,7 +9,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
+from batching.scenes import PENDING, Held, line_up, outcome, outcomes, read, settle
 from serving.scenes import (
     Gated,
     ScriptedReplica,
@@ -38,6 +38,16 @@ class Configured:
 
     async def __call__(self, items: list[int]) -> list[Any]:
         return [self.config] * len(items)
+
+
+async def one(item: int) -> int:
+    await anyio.sleep(1)
+    return item
+
+
+async def many(items: list[int]) -> list[int]:
+    await anyio.sleep(1)
+    return items
 
 
 async def change(controller: Controller, **config: Any) -> None:
@@ -109,9 +119,6 @@ async def test_an_option_that_is_not_one_changes_nothing() -> None:
 
 
 async def test_an_option_that_does_not_fit_the_code_changes_nothing() -> None:
-    async def one(item: int) -> int:
-        return item
-
     async with serving(one) as (controller, handle, _):
         before = await controller.get_backend_config("b")
         with pytest.raises(ValueError, match="takes one item at a time"):
@@ -129,8 +136,7 @@ async def test_an_option_that_one_method_refuses_changes_no_other() -> None:
             yield items
 
     async with serving(Code) as (controller, handle, _):
-        async with handle.options(method_name="steps").stream(1) as stream:
-            assert [item async for item in stream] == [1]
+        assert await read(handle.options(method_name="steps").stream(1)) == [1]
         before = await controller.get_backend_config("b")
         with pytest.raises(ValueError, match="split"):
             await change(
@@ -594,14 +600,6 @@ async def test_changes_of_two_backends_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("most", [1, 3, 8])
 async def test_a_replica_never_has_more_requests_than_it_may(batched: bool, most: int) -> None:
-    async def one(item: int) -> int:
-        await anyio.sleep(1)
-        return item
-
-    async def many(items: list[int]) -> list[int]:
-        await anyio.sleep(1)
-        return items
-
     code = many if batched else one
     config: Any = {"max_ongoing_requests": most, "num_replicas": 2}
     if batched:
@@ -617,26 +615,20 @@ async def test_a_replica_never_has_more_requests_than_it_may(batched: bool, most
 async def test_the_bound_holds_for_methods_of_lists_beside_a_call_of_one() -> None:
     class Code:
         async def __call__(self, item: int) -> int:
-            await anyio.sleep(1)
-            return item
+            return await one(item)
 
         async def many(self, items: list[int]) -> list[int]:
-            await anyio.sleep(1)
-            return items
+            return await many(items)
 
     async with serving(Code, max_ongoing_requests=4) as (_, handle, stage):
-        many = handle.options(method_name="many")
-        calls = [each.call(item) for item in range(32) for each in (handle, many)]
+        both = (handle, handle.options(method_name="many"))
+        calls = [each.call(item) for item in range(32) for each in both]
         await outcomes(*calls)
         assert stage.replicas[0].most_running <= 4
 
 
 async def test_a_bound_that_is_lowered_holds_from_the_next_batch_on() -> None:
-    async def code(items: list[int]) -> list[int]:
-        await anyio.sleep(1)
-        return items
-
-    async with serving_tasks(code, max_batch_size=8) as (controller, handle, stage, tasks):
+    async with serving_tasks(many, max_batch_size=8) as (controller, handle, stage, tasks):
         await under_way(tasks, *[handle.call(item) for item in range(30)])
         await change(controller, max_ongoing_requests=3)
         await anyio.sleep(100)

@@ -20,8 +20,7 @@ pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 async def up(code, **config):
     async with Controller() as client:
         await deployed(client, "inner", composed_code.double)
-        await deployed(client, "outer", code, config=config)
-        yield client, await client.get_handle("outer")
+        yield client, await deployed(client, "outer", code, config=config)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +123,11 @@ async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch():
     async with Controller() as client:
         inner = await deployed(client, "inner", left)
         config = {"placement": "process"}
-        shorter = inner.options(timeout_s=50.0)
-        await deployed(client, "outer", composed_code.Calling, inner, config=config)
-        await deployed(client, "shorter", composed_code.PlainCalling, shorter, config=config)
-        outer = await client.get_handle("outer")
+        outer = await deployed(client, "outer", composed_code.Calling, inner, config=config)
         assert await outer.call(1) is None
         assert 900 < await outer.options(timeout_s=1000.0).call(1) <= 1000.01
-        shorter = await client.get_handle("shorter")
+        code, shorter = composed_code.PlainCalling, inner.options(timeout_s=50.0)
+        shorter = await deployed(client, "shorter", code, shorter, config=config)
         assert 0 < await shorter.options(timeout_s=1000.0).call(1) <= 50.01
 
 

@@ -1,7 +1,5 @@
 """Backends that call other backends: by handles, in every placement, down to their ends."""
 
-from contextlib import asynccontextmanager
-
 import anyio
 import pytest
 
@@ -18,17 +16,7 @@ real_time = pytest.mark.real_time  # threads and processes
 async def join(client, code, *args, inner=echo, config=None, inner_config=None):
     """Makes ``inner``, and ``outer`` that is given its handle; returns that of ``outer``."""
     handle = await deployed(client, "inner", inner, config=inner_config)
-    await deployed(client, "outer", code, handle, *args, config=config)
-    return await client.get_handle("outer")
-
-
-@asynccontextmanager
-async def joined(code=Calling, *args, inner=echo, **config):
-    """Does so in virtual time, on a stage."""
-    stage = Stage()
-    async with Controller() as client:
-        both = {"placement": stage, **config}
-        yield client, await join(client, code, *args, inner=inner, config=both, inner_config=both)
+    return await deployed(client, "outer", code, handle, *args, config=config)
 
 
 class Hanging:
@@ -47,9 +35,6 @@ class Hanging:
             self.left.set()
 
 
-# Every placement
-
-
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement", "inner_placement"),
@@ -64,13 +49,9 @@ async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_back
     code, placement, inner_placement
 ):
     async with Controller() as client:
-        outer = await join(
-            client,
-            code,
-            inner=composed_code.double,
-            config={"placement": placement},
-            inner_config={"placement": inner_placement},
-        )
+        config, beside = {"placement": placement}, {"placement": inner_placement}
+        inner = composed_code.double
+        outer = await join(client, code, inner=inner, config=config, inner_config=beside)
         assert [await outer.call(number) for number in range(3)] == [0, 2, 4]
         made, unsent = await outer.options(method_name="mapped").call(30)
         assert made == [2 * number for number in range(30)]
@@ -94,16 +75,14 @@ async def test_code_makes_many_calls_reads_streams_and_gets_errors_of_other_back
 @pytest.mark.one_loop
 async def test_a_handle_is_given_in_an_item_and_handed_on():
     async with Controller() as client:
-        for tag, placement in (("double", "task"), ("use", "process")):
-            code = f"serving.composed_code:{tag}"
-            await deployed(client, tag, code, config={"placement": placement})
-        double, use = [await client.get_handle(tag) for tag in ("double", "use")]
+        double, use = [
+            await deployed(client, tag, f"serving.composed_code:{tag}", config={"placement": where})
+            for tag, where in (("double", "task"), ("use", "process"))
+        ]
         assert await use.call(double) == 8
-        await client.create_backend(
-            "forward", composed_code.Forwarding, use, double, config={"placement": "process"}
-        )
-        await client.create_endpoint("forward", backend="forward")
-        assert await (await client.get_handle("forward")).call(0) == 8
+        code, config = composed_code.Forwarding, {"placement": "process"}
+        forward = await deployed(client, "forward", code, use, double, config=config)
+        assert await forward.call(0) == 8
 
 
 @real_time
@@ -111,47 +90,13 @@ async def test_a_handle_is_given_in_an_item_and_handed_on():
 @pytest.mark.parametrize("placement", ["thread", "process"])
 async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
     async with Controller() as client:
-        for tag in ("double", "plain_use"):
-            config = {"placement": placement if tag == "plain_use" else "task"}
-            await deployed(client, tag, f"serving.composed_code:{tag}", config=config)
-        double, use = [await client.get_handle(tag) for tag in ("double", "plain_use")]
+        double, use = [
+            await deployed(client, tag, f"serving.composed_code:{tag}", config={"placement": where})
+            for tag, where in (("double", "task"), ("plain_use", placement))
+        ]
         code, config = composed_code.PlainForwarding, {"placement": "process"}
-        await deployed(client, "forward", code, use, double, config=config)
-        assert await (await client.get_handle("forward")).call(0) == 8
-
-
-# Time and cancellation
-
-
-@real_time
-@pytest.mark.parametrize(
-    ("code", "placement"),
-    [(PlainCalling, "thread"), pytest.param(Calling, "process", marks=pytest.mark.one_loop)],
-)
-@pytest.mark.parametrize("leaves", [False, True], ids=["deadline", "leaves"])
-async def test_a_deadline_and_leaving_end_the_calls_of_threads_and_processes(
-    code, placement, leaves
-):
-    inner = Hanging()
-    async with Controller() as client:
-        config = {"placement": placement}
-        handle = await join(client, code, inner=inner, config=config)
-        async with anyio.create_task_group() as tasks:
-
-            async def call() -> None:
-                if leaves:
-                    await handle.call(1)
-                with pytest.raises(errors.DeadlineExceeded):
-                    await handle.options(timeout_s=0.3).call(1)
-
-            tasks.start_soon(call)
-            await inner.called.wait()
-            if leaves:
-                tasks.cancel_scope.cancel()
-        with anyio.move_on_after(5) as patience:
-            await inner.left.wait()
-        inner.let_go.set()  # or a thread that waits for it would keep the test from failing
-        assert not patience.cancelled_caught
+        forward = await deployed(client, "forward", code, use, double, config=config)
+        assert await forward.call(0) == 8
 
 
 async def test_code_that_calls_itself_waits_for_its_own_replica_until_the_deadline():
@@ -188,9 +133,6 @@ async def test_code_that_calls_itself_without_a_deadline_ends_with_its_backend()
         assert anyio.current_time() == pytest.approx(7)
 
 
-# Replicas that die
-
-
 class Counting(Calling):
     runs = 0
 
@@ -203,13 +145,8 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
     Counting.runs = 0
     inner, stage = Hanging(), Stage()
     async with Controller() as client, anyio.create_task_group() as tasks:
-        handle = await join(
-            client,
-            Counting,
-            inner=inner,
-            config={"placement": Stage()},
-            inner_config={"placement": stage, "retries": 1},
-        )
+        config, beside = {"placement": Stage()}, {"placement": stage, "retries": 1}
+        handle = await join(client, Counting, inner=inner, config=config, inner_config=beside)
         tasks.start_soon(handle.call, 1)
         await inner.called.wait()
         inner.called = anyio.Event()
@@ -225,24 +162,15 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
     [(PlainCalling, "thread"), pytest.param(Calling, "process", marks=pytest.mark.one_loop)],
 )
 async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
-    log = tmp_path / "runs"
+    log, inner = tmp_path / "runs", composed_code.killer
+    config, beside = {"placement": placement, "retries": 3}, {"placement": "process"}
     async with Controller() as client:
-        handle = await join(
-            client,
-            code,
-            str(log),
-            inner=composed_code.killer,
-            config={"placement": placement, "retries": 3},
-            inner_config={"placement": "process"},
-        )
+        handle = await join(client, code, log, inner=inner, config=config, inner_config=beside)
         with pytest.raises(errors.ReplicaDied) as caught:
             await handle.call(1)
         assert caught.value.replica == "inner#0"
         assert log.read_text() == "x"
         assert [r.tag for r in (await client.status()).backends["outer"].replicas] == ["outer#0"]
-
-
-# The end
 
 
 @real_time
@@ -265,7 +193,9 @@ async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
 
 
 async def test_a_method_that_is_not_there_is_no_such_name():
-    async with joined() as (_client, handle):
+    config = {"placement": Stage()}
+    async with Controller() as client:
+        handle = await join(client, Calling, config=config, inner_config=config)
         for method in ("absent", "_private", "__init__", "reconfigure"):
             with pytest.raises(errors.NoSuchName):
                 await handle.options(method_name=method).call(1)

@@ -55,9 +55,6 @@ class OpenPlacement:
 HERE = f"{__name__}:cost"
 
 
-# options and their values
-
-
 def test_the_typed_keywords_and_the_table_name_the_same_options() -> None:
     assert set(NAMES) == set(BACKEND_OPTIONS)
     assert set(NAMES) | set(RENAMED) == set(BackendKeywords.__annotations__)
@@ -397,9 +394,6 @@ def test_open_batches_go_to_a_placement_that_takes_them() -> None:
             BackendConfig(fill="open", placement=other)
 
 
-# changes
-
-
 def test_a_change_changes_what_it_names() -> None:
     before = BackendConfig(num_replicas=2, max_batch_size=8, placement="process", env={"A": "1"})
     after = before.changed({"max_batch_size": 16, "max_concurrent_queries": 32})
@@ -481,9 +475,6 @@ def test_what_replicas_are_not_made_with_needs_no_new_ones() -> None:
         }
     )
     assert not after.needs_new_replicas(before)
-
-
-# what a batcher is told
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -598,9 +589,6 @@ def test_code_of_open_batches_takes_many_items() -> None:
     config = BackendConfig(fill="open", max_batch_size=8, max_concurrent_batches=2)
     assert config.batch_options(batched=False)["max_batch_size"] == 8
     assert config.slots(batched=False) == 2
-
-
-# what is kept
 
 
 def test_a_config_comes_back_from_json_as_it_was() -> None:

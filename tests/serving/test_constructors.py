@@ -1,4 +1,4 @@
-"""Where the constructors of served classes run, and what errors of the wrong place say."""
+"""Where code and constructors run, and what holds there: contexts, draining, tables refused."""
 
 import asyncio
 import functools
@@ -14,12 +14,17 @@ import pytest
 import sniffio
 
 import shoal
-from batching.scenes import outcome
+from batching.scenes import outcome, read
+from conformance.replica_scenes import served
+from serving import kinds_code
+from serving.composed_code import plain_until_draining, until_draining
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 from time_limits import HANG_S
 
 pytestmark = pytest.mark.real_time
+
+ONE_LOOP = pytest.mark.one_loop
 
 
 def here() -> list[Any]:
@@ -52,29 +57,25 @@ class Batched(_Made):
         return [[self.made, here()] for _ in items]
 
 
-class Other(_Made):
-    """Its ``__call__`` is plain; another method is async."""
+class Threaded(_Made):
+    """Its ``__call__`` is plain; those of its subclasses have an async method beside it."""
 
     def __call__(self, _: int) -> list[Any]:
         return [self.made, anyio.from_thread.run_sync(here)]
 
+
+class Other(Threaded):
     async def other(self, item: int) -> int:
         return item
 
 
-class Static(_Made):
-    def __call__(self, _: int) -> list[Any]:
-        return [self.made, anyio.from_thread.run_sync(here)]
-
+class Static(Threaded):
     @staticmethod
     async def other(item: int) -> int:
         return item
 
 
-class Partial(_Made):
-    def __call__(self, _: int) -> list[Any]:
-        return [self.made, anyio.from_thread.run_sync(here)]
-
+class Partial(Threaded):
     async def _other(self, item: int, more: int) -> int:
         return item + more
 
@@ -91,7 +92,7 @@ class Steps(_Made):
     ("code", "placement"),
     [
         *((code, "task") for code in (Function, Lists, Batched, Other, Static, Partial)),
-        pytest.param(Function, "process", marks=pytest.mark.one_loop),
+        pytest.param(Function, "process", marks=ONE_LOOP),
     ],
 )
 async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(code, placement):
@@ -106,8 +107,7 @@ async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(code, pl
 async def test_that_of_a_class_with_an_async_generator_does_too() -> None:
     async with Controller() as controller:
         await deployed(controller, "code", Steps)
-        async with (await controller.get_handle("code")).stream(1) as stream:
-            made, called = [item async for item in stream]
+        made, called = await read((await controller.get_handle("code")).stream(1))
     assert made == called
 
 
@@ -199,7 +199,7 @@ async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(p
     assert "'Where your code runs' on the page 'Replicas'" in str(error)
 
 
-@pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=pytest.mark.one_loop)])
+@pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=ONE_LOOP)])
 async def test_an_async_constructor_for_asyncio_is_told_of_it_on_trio(
     placement: str, anyio_backend_name: str
 ) -> None:
@@ -235,3 +235,89 @@ async def test_a_connection_of_another_thread_is_told_of_warm_up_and_of_threads(
         assert type(error) is sqlite3.ProgrammingError
         assert "in `async def warm_up(self)` of a class with async methods" in str(error)
         assert 'placement="thread"' in str(error)
+
+
+@pytest.mark.parametrize(
+    ("placement", "code"),
+    [
+        pytest.param("task", kinds_code.Setting, id="task-async"),
+        pytest.param("task", kinds_code.PlainSetting, id="task-plain"),
+        pytest.param("thread", kinds_code.PlainSetting, id="thread"),
+        pytest.param("process", kinds_code.Setting, id="process-async", marks=ONE_LOOP),
+        pytest.param("process", kinds_code.PlainSetting, id="process-plain", marks=ONE_LOOP),
+    ],
+)
+async def test_a_variable_that_code_sets_holds_until_its_call_ends(placement, code):
+    async with Controller() as controller:
+        config = {"placement": placement, "user_config": {"version": 1}, "max_batch_size": 4}
+        handle = await deployed(controller, "code", code, config=config)
+        one = handle.options(method_name="one")
+        steps = handle.options(method_name="steps")
+        for name in "ab":
+            assert await handle.call(name) == "nobody"
+            assert await one.call(name) == "nobody"
+            assert await read(steps.stream(name)) == ["nobody", name]
+        await controller.update_backend_config("code", {"user_config": {"version": 2}})
+        assert kinds_code.user.get() == "nobody"
+        assert await handle.call("c") == "nobody"
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("placement", "code"),
+    [
+        *((placement, kinds_code.Async) for placement in ("task", "process")),
+        *((placement, kinds_code.Plain) for placement in ("task", "thread", "process")),
+    ],
+)
+async def test_a_table_is_refused_as_the_results_of_a_batch(placement: str, code: Any) -> None:
+    async with served(code, placement=placement) as handle:
+        for kind, advice in kinds_code.KINDS.items():
+            with pytest.raises(shoal.errors.WrongResultType, match=advice):
+                await handle.call(kind)
+            with pytest.raises(shoal.errors.WrongResultType, match=advice):
+                async with handle.options(method_name="steps").stream(kind) as steps:
+                    await anext(steps)
+
+
+async def read_on(handle: Any, item: int, begun: anyio.Event, got: list[Any]) -> None:
+    async with handle.stream(item) as stream:
+        async for step in stream:
+            assert step == item
+            begun.set()
+    got.append(item)
+
+
+@pytest.mark.parametrize(
+    ("code", "placement", "how"),
+    [
+        (until_draining, "task", "drain"),
+        (until_draining, "task", "shutdown"),
+        (plain_until_draining, "thread", "drain"),
+        (plain_until_draining, "thread", "delete"),
+        (until_draining, "process", "drain"),
+        pytest.param(plain_until_draining, "process", "delete", marks=ONE_LOOP),
+        pytest.param(plain_until_draining, "process", "shutdown", marks=ONE_LOOP),
+    ],
+)
+async def test_streams_without_an_end_end_with_their_backend(code, placement, how):
+    got: list[Any] = []
+    with anyio.fail_after(HANG_S):
+        async with Controller() as controller, anyio.create_task_group() as tasks:
+            config = {"placement": placement}
+            handle = await deployed(controller, "b", code, config=config, endpoint="e")
+            begun = anyio.Event()
+            tasks.start_soon(read_on, handle, 1, begun, got)
+            await begun.wait()
+            if how == "delete":
+                await controller.delete_endpoint("e")
+                await controller.delete_backend("b")
+            elif how == "shutdown":
+                await controller.shutdown()
+            else:
+                controller.drain()
+                while got != [1]:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+                await controller.restart_backend("b")  # whose new replicas are told as well
+                await read_on(handle, 2, anyio.Event(), got)
+    assert got[0] == 1

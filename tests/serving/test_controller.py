@@ -11,6 +11,7 @@ from serving.scenes import (
     Gated,
     Stage,
     at_once,
+    deployed,
     echo,
     never,
     serving,
@@ -118,16 +119,6 @@ async def test_a_backend_that_makes_no_sense_is_refused(tag, code, arguments, er
         await add_backend(controller, "x")
 
 
-async def test_shutdown_waits_for_what_is_under_way() -> None:
-    async with serving(slowly) as (controller, handle, stage):
-        async with anyio.create_task_group() as tasks:
-            callers = await under_way(tasks, handle.call(3.0), handle.call(5.0))
-            await controller.shutdown()
-        assert [caller.outcome for caller in callers] == [3.0, 5.0]
-        assert len(stage.ended) == len(stage.replicas)
-        assert stage.replicas[0].stopped
-
-
 async def test_after_shutdown_each_verb_is_refused_and_shutdown_is_not() -> None:
     async with serving(echo) as (controller, _, _):
         await controller.shutdown()
@@ -152,6 +143,8 @@ async def test_a_shutdown_goes_on_when_its_caller_leaves_and_a_second_one_waits_
             await settle()
             assert caller.outcome == 5
         assert stage.alive == []
+        assert len(stage.ended) == len(stage.replicas)
+        assert stage.replicas[0].stopped
 
 
 async def test_a_shutdown_that_code_asks_for_goes_on_when_its_batch_is_cancelled() -> None:
@@ -162,11 +155,9 @@ async def test_a_shutdown_that_code_asks_for_goes_on_when_its_batch_is_cancelled
         return items
 
     async with controller:
-        await add_backend(controller, "slow", slowly)
-        await add_backend(controller, "ending", end, graceful_shutdown_timeout_s=1)
-        for tag in ("slow", "ending"):
-            await controller.create_endpoint(tag, backend=tag)
-        slow, ending = [await controller.get_handle(tag) for tag in ("slow", "ending")]
+        config: Any = {"placement": Stage(), "graceful_shutdown_timeout_s": 1}
+        slow = await deployed(controller, "slow", slowly, config={"placement": Stage()})
+        ending = await deployed(controller, "ending", end, config=config)
         async with anyio.create_task_group() as tasks:
             [caller] = await under_way(tasks, slow.call(5.0))
             await outcome(ending.call(1))
@@ -362,14 +353,14 @@ async def test_a_backend_whose_batcher_broke_can_be_changed_and_deleted(force: b
             raise ZeroDivisionError("a broken rule")
 
     async with serving(echo) as (controller, handle, _):
-        await add_backend(controller, "p", policy=lambda options: Breaking(options))
-        await controller.create_endpoint("pe", backend="p")
-        error = await outcome((await controller.get_handle("pe")).call(1))
+        config = {"placement": Stage(), "policy": lambda options: Breaking(options)}
+        broken = await deployed(controller, "p", echo, config=config)
+        error = await outcome(broken.call(1))
         assert isinstance(error, BatcherClosed)
         assert "a broken rule" in repr(error.__cause__)
         await controller.scale_backend("p", 2)
         await controller.update_backend_config("p", {"max_batch_size": 3})
-        await controller.delete_endpoint("pe")
+        await controller.delete_endpoint("p")
         await controller.delete_backend("p", force=force)
         assert [*await controller.list_backends()] == ["b"]
         assert await handle.call(1) == 1
@@ -470,10 +461,6 @@ async def test_its_observers_are_told_of_the_batches_of_all_backends() -> None:
     async with Controller() as controller:
         controller.observers.add(told := Records())
         for tag in ("a", "b"):
-            await add_backend(controller, tag)
-            await controller.create_endpoint(tag, backend=tag)
-            await (await controller.get_handle(tag)).remote(1)
-    assert [(record.batcher, record.size, record.finished) for record in told.records] == [
-        ("a", 1, 1),
-        ("b", 1, 1),
-    ]
+            await (await deployed(controller, tag, echo, config={"placement": Stage()})).remote(1)
+    seen = [(record.batcher, record.size, record.finished) for record in told.records]
+    assert seen == [("a", 1, 1), ("b", 1, 1)]

@@ -113,18 +113,19 @@ async def test_code_knows_its_replica() -> None:
         assert [await handle.call(0) for _ in range(3)] == ["b#0", "b#1", "b#0"]
 
 
+class ThreeMethods:
+    async def __call__(self, items: list[int]) -> list[int]:
+        await anyio.sleep(1)
+        return items
+
+    async def first(self, items: list[int]) -> list[int]:
+        return await self(items)
+
+    async def second(self, items: list[int]) -> list[int]:
+        return await self(items)
+
+
 async def test_methods_share_the_replicas_and_none_starves() -> None:
-    class Code:
-        async def __call__(self, items: list[int]) -> list[int]:
-            await anyio.sleep(1)
-            return items
-
-        async def first(self, items: list[int]) -> list[int]:
-            return await self(items)
-
-        async def second(self, items: list[int]) -> list[int]:
-            return await self(items)
-
     done = {"__call__": 0, "first": 0, "second": 0}
 
     async def call_on(handle: EndpointHandle, method: str) -> None:
@@ -132,7 +133,7 @@ async def test_methods_share_the_replicas_and_none_starves() -> None:
             await handle.options(method_name=method).call(1)
             done[method] += 1
 
-    async with serving_tasks(Code, max_batch_size=1) as (_, handle, stage, tasks):
+    async with serving_tasks(ThreeMethods, max_batch_size=1) as (_, handle, stage, tasks):
         for method in done:
             for _ in range(3):
                 tasks.start_soon(call_on, handle, method)
@@ -144,16 +145,8 @@ async def test_methods_share_the_replicas_and_none_starves() -> None:
 
 
 async def test_a_method_is_next_in_line_also_while_its_own_batch_has_the_replica() -> None:
-    class Code:
-        async def __call__(self, items: list[int]) -> list[int]:
-            await anyio.sleep(1)
-            return items
-
-        async def other(self, items: list[int]) -> list[int]:
-            return await self(items)
-
-    async with serving_tasks(Code, max_batch_size=1) as (_, handle, stage, tasks):
-        other = handle.options(method_name="other")
+    async with serving_tasks(ThreeMethods, max_batch_size=1) as (_, handle, stage, tasks):
+        other = handle.options(method_name="first")
         await other.call(0)
         await under_way(tasks, handle.call(1), handle.call(2), other.call(3), handle.call(4))
         await anyio.sleep(10)
@@ -265,9 +258,8 @@ async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again(h
             return [await inner.call(item) for item in items]
 
         others = Stage()
-        outer = await deployed(
-            controller, "o", code, config={"placement": others, "retries": 5}, endpoint="oe"
-        )
+        config = {"placement": others, "retries": 5}
+        outer = await deployed(controller, "o", code, config=config)
         async with anyio.create_task_group() as tasks:
             [caller] = await under_way(tasks, outer.call(1))
             await stage.lose()
@@ -444,14 +436,8 @@ async def test_a_method_whose_batcher_broke_keeps_no_place(held: Held) -> None:
             return decision
 
     cutters: list[Breaking] = []
-    async with (
-        serving(Two(held), max_batch_size=1, policy=lambda options: Breaking(options)) as (
-            controller,
-            handle,
-            _,
-        ),
-        anyio.create_task_group() as tasks,
-    ):
+    config: Any = {"max_batch_size": 1, "policy": lambda options: Breaking(options)}
+    async with serving_tasks(Two(held), **config) as (controller, handle, _, tasks):
         other = handle.options(method_name="other")
         assert await other.call(0) == 0
         policy_of_other = cutters[-1]

@@ -1,6 +1,8 @@
 """Endpoints: their names and routes, their traffic, and the requests that they hold."""
 
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -19,8 +21,82 @@ from shoal.errors import (
     ShutDown,
 )
 from shoal.serving.controller.controller import Controller
-from shoal.serving.controller.endpoints import EndpointHandle
 from shoal.serving.endpoint import MOST_HELD
+from shoal.serving.names import checked_methods, checked_route, checked_tag
+
+
+@pytest.mark.parametrize("tag", ["a", "Embed-v2", "a.b:c_d", "0", "...a", "x" * 64])
+def test_a_name_is_one_plain_word(tag: str) -> None:
+    assert checked_tag("a backend's tag", tag) == tag
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *("../etc", "a/../b", "/etc/passwd", "model/..", " ..", ".", ".."),
+        *("", "x" * 65, "a b", "a\n", "ä", "a#1", "a\0", "a%2e", "٣"),
+    ],
+)
+def test_what_is_no_plain_word_is_no_name(tag: str) -> None:
+    with pytest.raises(ValueError, match="can't be a backend's tag: a name has 1 to 64 of"):
+        checked_tag("a backend's tag", tag)
+
+
+@pytest.mark.parametrize("tag", [None, 3, b"a", ["a"]])
+def test_a_name_is_text(tag: Any) -> None:
+    with pytest.raises(TypeError, match='an endpoint\'s name must be text such as "embed-v2", not'):
+        checked_tag("an endpoint's name", tag)
+
+
+@pytest.mark.parametrize(
+    "route", [None, "/", "/a", "/a/b/", "/-a", "/a/-/b", "/v2/models", "/ä b", "/100%", "/.a"]
+)
+def test_a_route_is_a_path_or_none(route: str | None) -> None:
+    assert checked_route(route) == route
+
+
+@pytest.mark.parametrize(
+    ("route", "error", "says"),
+    [
+        ("a", ValueError, 'must start with "/".*write route="/a"'),
+        ("", ValueError, 'must start with "/"'),
+        ("/a?b=1", ValueError, "braces"),
+        ("/a#b", ValueError, "braces"),
+        ("/{id", ValueError, "braces"),
+        ("/-", ValueError, "application's own"),
+        ("/-/x", ValueError, "application's own"),
+        ("//a", ValueError, "no request can reach"),
+        ("/./a", ValueError, "no request can reach"),
+        ("/a/../b", ValueError, "no request can reach"),
+        ("/a/..", ValueError, "no request can reach"),
+        ("/a%20b", ValueError, "no request can reach"),
+        ("/a%2Fb", ValueError, "no request can reach"),
+        ("/\ud800", ValueError, "no request can reach"),
+        (3, TypeError, 'must be text, not 3; write route="/3"'),
+    ],
+)
+def test_what_is_no_path_or_reserved_is_no_route(route, error, says):
+    with pytest.raises(error, match=says):
+        checked_route(route)
+
+
+def test_methods_are_written_in_capitals_and_once() -> None:
+    assert checked_methods(["get", "POST", "Get"]) == ("GET", "POST")
+
+
+@pytest.mark.parametrize(
+    ("methods", "error", "says"),
+    [
+        ("GET", TypeError, r"must be a list, not 'GET'; write methods = \[\"GET\"\]"),
+        (None, TypeError, "must be a list"),
+        ((3,), TypeError, "a method is a name"),
+        (("FETCH",), ValueError, "there are GET, HEAD"),
+        ((), ValueError, "needs a method"),
+    ],
+)
+def test_what_are_no_methods_is_refused(methods: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        checked_methods(methods)
 
 
 async def who(items: list[Any]) -> list[str]:
@@ -33,9 +109,12 @@ async def another(controller: Controller, tag: str, code: Any = who) -> Stage:
     return stage
 
 
-async def without_traffic(controller: Controller) -> EndpointHandle:
-    await controller.create_endpoint("later", backend=None)
-    return await controller.get_handle("later")
+@asynccontextmanager
+async def without_traffic(code: Any = echo, **config: Any) -> AsyncGenerator[Any]:
+    """Serves code beside an endpoint ``later``, which has no traffic yet."""
+    async with serving(code, **config) as (controller, _, stage):
+        await controller.create_endpoint("later", backend=None)
+        yield controller, await controller.get_handle("later"), stage
 
 
 async def test_traffic_is_divided_by_weight() -> None:
@@ -123,8 +202,7 @@ async def test_force_fails_queued_requests(held: Held) -> None:
 
 
 async def test_requests_are_held_until_there_is_traffic() -> None:
-    async with serving(echo) as (controller, _, stage), anyio.create_task_group() as tasks:
-        later = await without_traffic(controller)
+    async with without_traffic() as (controller, later, stage), anyio.create_task_group() as tasks:
         callers = await line_up(tasks, *[later.call(item) for item in range(3)])
         await anyio.sleep(100)
         assert [caller.outcome for caller in callers] == [PENDING] * 3
@@ -138,8 +216,7 @@ async def test_requests_are_held_until_there_is_traffic() -> None:
 
 @pytest.mark.parametrize("turn", range(5))
 async def test_requests_that_were_held_go_on_in_order(turn: int) -> None:
-    async with serving(echo, max_batch_size=1) as (controller, _, stage):
-        later = await without_traffic(controller)
+    async with without_traffic(max_batch_size=1) as (controller, later, stage):
         async with anyio.create_task_group() as tasks:
             await under_way(tasks, *[later.call(item) for item in range(8 + turn)])
             await controller.set_traffic("later", {"b": 1})
@@ -147,8 +224,7 @@ async def test_requests_that_were_held_go_on_in_order(turn: int) -> None:
 
 
 async def test_so_many_are_held_and_no_more() -> None:
-    async with serving(echo, max_batch_size=2000) as (controller, _, _):
-        later = await without_traffic(controller)
+    async with without_traffic(max_batch_size=2000) as (controller, later, _):
         async with anyio.create_task_group() as tasks:
             callers = await under_way(tasks, *[later.call(item) for item in range(MOST_HELD)])
             error = await outcome(later.call(-1))
@@ -162,18 +238,18 @@ async def test_so_many_are_held_and_no_more() -> None:
 
 
 async def test_a_request_that_comes_when_there_is_traffic_is_not_held() -> None:
-    async with serving(echo, max_batch_size=64) as (controller, _, _):
-        later = await without_traffic(controller)
-        async with anyio.create_task_group() as tasks:
-            await under_way(tasks, *[later.call(item) for item in range(1000)])
-            await controller.set_traffic("later", {"b": 1})
-            assert await outcomes(*[later.call(item) for item in range(20)]) == [*range(20)]
+    async with (
+        without_traffic(max_batch_size=64) as (controller, later, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await under_way(tasks, *[later.call(item) for item in range(1000)])
+        await controller.set_traffic("later", {"b": 1})
+        assert await outcomes(*[later.call(item) for item in range(20)]) == [*range(20)]
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 async def test_rc4_a_held_request_whose_caller_leaves_is_forgotten(leaving: int) -> None:
-    async with serving(echo) as (controller, _, stage), anyio.create_task_group() as tasks:
-        later = await without_traffic(controller)
+    async with without_traffic() as (controller, later, stage), anyio.create_task_group() as tasks:
         callers = await under_way(tasks, *[later.call(item) for item in range(3)])
         await callers[leaving].gone()
         assert callers[leaving].outcome is LEFT
@@ -186,8 +262,7 @@ async def test_rc4_a_held_request_whose_caller_leaves_is_forgotten(leaving: int)
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 async def test_a_caller_that_leaves_when_traffic_is_set_holds_up_nobody(leaving: int) -> None:
-    async with serving(echo) as (controller, _, _), anyio.create_task_group() as tasks:
-        later = await without_traffic(controller)
+    async with without_traffic() as (controller, later, _), anyio.create_task_group() as tasks:
         callers = await under_way(tasks, *[later.call(item) for item in range(3)])
         await controller.set_traffic("later", {"b": 1})
         await callers[leaving].gone()
@@ -196,8 +271,8 @@ async def test_a_caller_that_leaves_when_traffic_is_set_holds_up_nobody(leaving:
 
 
 async def test_a_held_request_ends_when_its_time_is_up() -> None:
-    async with serving(echo) as (controller, _, _):
-        later = (await without_traffic(controller)).options(timeout_s=3)
+    async with without_traffic() as (controller, held, _):
+        later = held.options(timeout_s=3)
         error = await outcome(later.call(1))
         assert isinstance(error, DeadlineExceeded)
         assert anyio.current_time() == 3
@@ -206,8 +281,8 @@ async def test_a_held_request_ends_when_its_time_is_up() -> None:
 
 
 async def test_the_time_for_which_a_request_is_held_counts() -> None:
-    async with serving(slowly) as (controller, _, _), anyio.create_task_group() as tasks:
-        later = (await without_traffic(controller)).options(timeout_s=1)
+    async with without_traffic(slowly) as (controller, held, _), anyio.create_task_group() as tasks:
+        later = held.options(timeout_s=1)
         [caller] = await line_up(tasks, later.call(100.0))
         await anyio.sleep(0.75)
         await controller.set_traffic("later", {"b": 1})
@@ -217,8 +292,7 @@ async def test_the_time_for_which_a_request_is_held_counts() -> None:
 
 
 async def test_held_requests_fail_when_the_endpoint_is_deleted() -> None:
-    async with serving(echo) as (controller, _, _), anyio.create_task_group() as tasks:
-        later = await without_traffic(controller)
+    async with without_traffic() as (controller, later, _), anyio.create_task_group() as tasks:
         callers = await under_way(tasks, later.call(1), later.call(2))
         await controller.delete_endpoint("later")
         await settle()
@@ -230,8 +304,8 @@ async def test_held_requests_fail_when_the_endpoint_is_deleted() -> None:
 
 @pytest.mark.parametrize("shard_key", [None, "key"])
 async def test_traffic_that_is_set_while_draining_gets_the_calls(shard_key: str | None) -> None:
-    async with serving(echo) as (controller, _, _):
-        later = (await without_traffic(controller)).options(shard_key=shard_key)
+    async with without_traffic() as (controller, held, _):
+        later = held.options(shard_key=shard_key)
         controller.drain()
         assert isinstance(await outcome(later.call(1)), ShutDown)
         await controller.set_traffic("later", {"b": 1})
@@ -239,8 +313,7 @@ async def test_traffic_that_is_set_while_draining_gets_the_calls(shard_key: str 
 
 
 async def test_held_requests_fail_when_the_controller_is_shut_down() -> None:
-    async with serving(echo) as (controller, _, _), anyio.create_task_group() as tasks:
-        later = await without_traffic(controller)
+    async with without_traffic() as (controller, later, _), anyio.create_task_group() as tasks:
         callers = await under_way(tasks, later.call(1), later.call(2))
         await controller.shutdown()
         await settle()
@@ -252,10 +325,9 @@ async def test_a_name_that_is_taken_is_refused_with_what_has_it() -> None:
         await controller.create_endpoint("first", backend="b", route="/r", methods=["get", "POST"])
         with pytest.raises(NameTaken, match="'first' already, with route='/r'"):
             await controller.create_endpoint("first", backend="b", route="/other")
+        methods = ["POST", "GET"]
         with pytest.raises(NameTaken, match="set its traffic"):
-            await controller.create_endpoint(
-                "first", backend="b", route="/r", methods=["POST", "GET"]
-            )
+            await controller.create_endpoint("first", backend="b", route="/r", methods=methods)
         with pytest.raises(NameTaken, match="POST /r is answered by the endpoint 'first'"):
             await controller.create_endpoint("second", backend="b", route="/r", methods=["POST"])
         await controller.create_endpoint("second", backend="b", route="/r", methods=["PUT"])

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, line_up, settle
-from serving.scenes import Gated, Stage, echo, serving, slowly, under_way
+from serving.scenes import Gated, Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import NotEnoughGpus, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller
 from shoal.serving.devices import Devices
@@ -57,10 +57,9 @@ async def test_without_the_option_none_is_given():
 async def test_more_than_there_are_is_refused_with_who_has_them():
     async with serving(echo, num_replicas=3, gpus=1) as (controller, _, _):
         await settle()
+        config = {"placement": Stage(), "num_replicas": 2, "gpus": 1}
         with pytest.raises(NotEnoughGpus) as refused:
-            await controller.create_backend(
-                "c", echo, config={"placement": Stage(), "num_replicas": 2, "gpus": 1}
-            )
+            await controller.create_backend("c", echo, config=config)
         assert str(refused.value) == (
             "c asks for gpus=1 for each of 2 replicas, and CUDA_VISIBLE_DEVICES of this server "
             "leaves it 4: 0, 1, 2, 3; 0 has b#0; 1 has b#1; 2 has b#2"
@@ -209,15 +208,9 @@ async def test_a_worn_out_replica_ends_before_the_next_one_starts():
 
 
 async def test_autoscaling_goes_no_further_than_there_are_free_ones():
-    async with (
-        serving(
-            slowly,
-            gpus=2,
-            autoscaling={"max_replicas": 8, "upscale_delay_s": 1.0, "metrics_interval_s": 1.0},
-            max_ongoing_requests=1,
-        ) as (controller, handle, stage),
-        anyio.create_task_group() as tasks,
-    ):
+    autoscaling = {"max_replicas": 8, "upscale_delay_s": 1.0, "metrics_interval_s": 1.0}
+    config: Any = {"gpus": 2, "autoscaling": autoscaling, "max_ongoing_requests": 1}
+    async with serving_tasks(slowly, **config) as (controller, handle, stage, tasks):
         await line_up(tasks, *[handle.call(1000.0) for _ in range(40)])
         await anyio.sleep(100)
         status = controller.status_now().backends["b"]

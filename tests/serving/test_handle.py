@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, line_up, outcome, outcomes, settle
+from batching.scenes import Held, line_up, outcome, outcomes, read, settle
 from serving.scenes import Stage, deployed, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.definition import accept_batch
@@ -40,16 +40,8 @@ async def asked(items: list[int]) -> list[tuple[Any, ...]]:
     return [(limit, *each) for limit, each in zip(left, told, strict=True)]
 
 
-@pytest.fixture
-async def controller() -> AsyncGenerator[Controller, None]:
-    async with Controller() as opened:
-        yield opened
-
-
-async def endpoint_of(controller: Controller, name: str, code: Any, **config: Any) -> Stage:
-    stage = Stage()
-    await deployed(controller, name, code, config={"placement": stage, **config})
-    return stage
+async def endpoint_of(controller: Controller, name: str, code: Any, **config: Any) -> Any:
+    return await deployed(controller, name, code, config={"placement": Stage(), **config})
 
 
 async def test_any_method_can_be_called() -> None:
@@ -59,8 +51,7 @@ async def test_any_method_can_be_called() -> None:
         assert await add.call(3, 4) == 7
         assert await add.call(3, right=4) == 7
         assert await handle.options(method_name="one").call(3) == -3
-        async with handle.options(method_name="steps").stream(4) as stream:
-            assert [item async for item in stream] == [40, 41, 42]
+        assert await read(handle.options(method_name="steps").stream(4)) == [40, 41, 42]
 
 
 async def test_a_method_that_is_not_there_is_named_with_those_that_are() -> None:
@@ -147,17 +138,13 @@ async def test_many_calls_raise_the_first_error_or_return_each_in_its_place() ->
 
 
 async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint() -> None:
-    async def told(items: list[int]) -> list[dict[str, Any]]:
-        return [dict(request.metadata) for request in shoal.current_batch().requests]
-
     python = {"context": "python", "endpoint": "e"}
     more = {"method": "PUT", "headers": {"a": "b"}}
-    async with serving(told, bucket_by=lambda item: item) as (controller, handle, _):
+    async with serving(told_of, bucket_by=lambda item: item) as (controller, handle, _):
         await controller.create_endpoint("f", backend="b")
         other = await controller.get_handle("f")
-        assert await outcomes(
-            handle.call(0), other.call(0), handle.options(priority=1).call(0)
-        ) == [python, {**python, "endpoint": "f"}, python]
+        calls = handle.call(0), other.call(0), handle.options(priority=1).call(0)
+        assert await outcomes(*calls) == [python, {**python, "endpoint": "f"}, python]
         asking = handle.options(http_method="PUT", http_headers={"a": "b"})
         assert await asking.call(0) == {**python, **more}
         assert await asking.options(timeout_s=5).call(0) == {**python, **more}
@@ -224,8 +211,7 @@ async def test_streams_and_shadows_are_told_as_much() -> None:
     async with serving(steps) as (controller, handle, _):
         await endpoint_of(controller, "copy", noting)
         await controller.shadow_traffic("e", "copy", 1.0)
-        async with handle.stream(1) as stream:
-            assert [item async for item in stream] == [1]
+        assert await read(handle.stream(1)) == [1]
         await settle()
     python = {"context": "python", "endpoint": "e"}
     assert [python, {**python, "shadow": True}] == sorted(seen, key=len)
@@ -261,8 +247,8 @@ async def test_a_call_without_arguments_is_a_request_without_data() -> None:
     for code, answer in ((greet, "hello nobody"), (pong, "pong"), (accept_batch(listed), {})):
         async with serving(code) as (_, handle, _):
             assert await handle.remote() == answer
-    async with serving(accept_batch(stepped)) as (_, handle, _), handle.stream() as stream:
-        assert [step async for step in stream] == [{}]
+    async with serving(accept_batch(stepped)) as (_, handle, _):
+        assert await read(handle.stream()) == [{}]
 
 
 @pytest.mark.parametrize("code", [lambda a, b: 0, lambda a=3: a, echo])
@@ -438,8 +424,7 @@ async def test_code_calls_other_code() -> None:
         async def outer(items: list[int]) -> list[int]:
             return [-item for item in await outcomes(*[inner.call(item) for item in items])]
 
-        await endpoint_of(controller, "o", outer, batch_wait_timeout_s=1)
-        handle = await controller.get_handle("o")
+        handle = await endpoint_of(controller, "o", outer, batch_wait_timeout_s=1)
         assert await outcomes(*[handle.call(item) for item in range(5)]) == [0, -1, -2, -3, -4]
         assert [len(items) for _, items in stage.calls] == [5]
 
@@ -450,8 +435,7 @@ async def test_rc3_rc5_a_caller_that_leaves_cancels_the_calls_of_the_code(held: 
         async def outer(items: list[int]) -> list[int]:
             return [await inner.call(item) for item in items]
 
-        await endpoint_of(controller, "o", outer)
-        handle = await controller.get_handle("o")
+        handle = await endpoint_of(controller, "o", outer)
         [caller] = await under_way(tasks, handle.call(1))
         assert held.batches == [[1]]
         await caller.gone()
@@ -469,8 +453,7 @@ async def test_rc18_a_deadline_goes_on_to_the_calls_of_the_code() -> None:
             seen.append((await inner.options(timeout_s=100).call(0))[0])
             return items
 
-        await endpoint_of(controller, "o", outer)
-        handle = await controller.get_handle("o")
+        handle = await endpoint_of(controller, "o", outer)
         await handle.options(timeout_s=5).call(1)
         assert seen == [pytest.approx(4), pytest.approx(2), pytest.approx(4)]
         seen.clear()
@@ -486,8 +469,8 @@ async def test_the_last_deadline_of_a_batch_goes_on() -> None:
             seen.append((await inner.call(0))[0])
             return items
 
-        await endpoint_of(controller, "o", outer, batch_wait_timeout_s=None, max_batch_size=2)
-        handle = await controller.get_handle("o")
+        pairs: Any = {"batch_wait_timeout_s": None, "max_batch_size": 2}
+        handle = await endpoint_of(controller, "o", outer, **pairs)
         await outcomes(*[handle.options(timeout_s=limit).call(1) for limit in (5, 9)])
         await outcomes(handle.options(timeout_s=5).call(1), handle.call(1))
         assert seen == [9, None]
@@ -503,46 +486,8 @@ async def test_a_deadline_that_has_passed_ends_the_calls_of_the_code() -> None:
                 ended.append(await outcome(inner.call(1.0)))
             return items
 
-        await endpoint_of(controller, "o", outer)
-        handle = await controller.get_handle("o")
+        handle = await endpoint_of(controller, "o", outer)
         assert isinstance(await outcome(handle.options(timeout_s=2).call(1.0)), DeadlineExceeded)
         await anyio.sleep(5)
         assert isinstance(ended[0], DeadlineExceeded)
         assert stage.calls == []
-
-
-class Opened:
-    async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
-        async for request in batch:
-            await anyio.sleep(1)
-            request.finish(-request.item)
-
-
-class OpenedTwice(Opened):
-    async def other(self, batch: shoal.OpenBatch[int, int]) -> None:
-        async for request in batch:
-            request.finish(request.item)
-
-
-@pytest.mark.parametrize("fill", ["open", "continuous"])
-async def test_code_takes_open_batches(fill: str, controller: Controller) -> None:
-    handle = await deployed(controller, "b", Opened(), config={"fill": fill}, endpoint="e")
-    assert await outcomes(*[handle.call(item) for item in range(4)]) == [0, -1, -2, -3]
-    backend = controller.status_now().backends["b"]
-    assert (backend.requests, backend.errors) == (4, 0)
-
-
-async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Controller) -> None:
-    handle = await deployed(controller, "b", OpenedTwice(), config={"fill": "open"}, endpoint="e")
-    async with anyio.create_task_group() as tasks:
-        [caller] = await under_way(tasks, handle.call(1))
-        assert await handle.options(method_name="other").call(2) == 2
-    assert caller.outcome == -1
-
-
-async def test_code_for_open_batches_that_takes_none_is_refused(controller: Controller) -> None:
-    def plain(batch: Any) -> None: ...
-
-    with pytest.raises(TypeError, match="async"):
-        await controller.create_backend("b", plain, config={"fill": "open"})
-    assert await controller.list_backends() == {}

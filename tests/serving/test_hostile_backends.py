@@ -87,13 +87,11 @@ async def served(
     """Serves some code, beside a neighbour that must be well in the end."""
     with anyio.fail_after(HANG_S):
         async with Controller() as controller:
-            await deployed(controller, "n", neighbour, config={"placement": "task"})
-            await controller.create_backend(
-                "b", code, *args, config={"placement": placement, **config}
-            )
-            await controller.create_endpoint("e", backend="b")
-            yield controller, await controller.get_handle("e")
-            assert await (await controller.get_handle("n")).call("well") == "well"
+            other = await deployed(controller, "n", neighbour, config={"placement": "task"})
+            config = {"placement": placement, **config}
+            handle = await deployed(controller, "b", code, *args, config=config, endpoint="e")
+            yield controller, handle
+            assert await other.call("well") == "well"
 
 
 async def error_of(awaitable: Any) -> Exception:
@@ -263,8 +261,7 @@ async def test_an_error_says_what_raised_it(named, config, caplog):
     told: list[Exception] = []
     async with Controller() as controller:
         try:
-            await deployed(controller, "c", code, *args, config=config, endpoint="e")
-            await (await controller.get_handle("e")).call(item)
+            await (await deployed(controller, "c", code, *args, config=config)).call(item)
         except Exception as error:
             told.append(error)
     causes = [*told, *(error.__cause__ for error in told)]
@@ -280,9 +277,8 @@ async def test_a_policy_that_can_not_be_made_is_refused(how: str) -> None:
     async with served(Async, "task") as (controller, handle):
         await error_of(controller.update_backend_config("b", {"policy": policy}))
         assert await handle.call("well") == "well"
-        await error_of(
-            controller.create_backend("c", Async, config={"placement": "task", "policy": policy})
-        )
+        config = {"placement": "task", "policy": policy}
+        await error_of(controller.create_backend("c", Async, config=config))
 
 
 @ONE_OF_EACH
@@ -460,10 +456,8 @@ async def test_a_user_config_that_raises_is_refused(how: str) -> None:
         given.is_armed = other.is_armed = True
         await error_of(controller.update_backend_config("b", {"user_config": other}))
         assert await handle.call("well") == "well"
-        with pytest.raises(Exception):  # noqa: B017 - any
-            await controller.create_backend(
-                "c", neighbour, config={"placement": "task", "user_config": other}
-            )
+        config = {"placement": "task", "user_config": other}
+        await error_of(controller.create_backend("c", neighbour, config=config))
 
 
 @ONE_OF_EACH
@@ -549,9 +543,8 @@ async def test_a_validator_that_raises_fails_its_request_over_http(how: str) -> 
             await client.create_backend("b", says, config={"placement": "task"})
             await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
             async with httpx.AsyncClient(base_url=str(client.url)) as http:
-                answers = [
-                    await http.post("/e", json={"said": said}) for said in ("well", how, "well")
-                ]
+                bodies = [{"said": said} for said in ("well", how, "well")]
+                answers = [await http.post("/e", json=body) for body in bodies]
     assert [answer.status_code for answer in answers] == [200, 500, 200]
 
 

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from replicas.remote_servers import bound
+from serving.scenes import deployed
 from serving.test_model_servers import Model, ingress, model_server, status_of
 from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.serving.backends import membership
@@ -18,24 +19,25 @@ from worker_processes import until
 pytestmark = pytest.mark.real_time
 
 
-async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
-    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
-    file.write_text(f"# the models\n{at}\n\n")
+def ready(controller):
+    return {r.address for r in status_of(controller).replicas if r.state == "ready"}
 
-    def ready():
-        return {r.address for r in status_of(controller).replicas if r.state == "ready"}
+
+async def test_a_file_of_addresses_is_read_again(tmp_path, at, also, monkeypatch, caplog):
+    monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
+    file = tmp_path / "models"
+    file.write_text(f"# the models\n{at}\n\n")
 
     async with (
         model_server(at, Model()),
         model_server(also, Model()),
         ingress(f"file:{file}") as (controller, handle),
     ):
-        assert ready() == {at}
+        assert ready(controller) == {at}
         file.write_text(f"{at}\n{also}  # another\n{at}\n")
-        await until(lambda: ready() == {at, also})
+        await until(lambda: ready(controller) == {at, also})
         file.write_text(also)
-        await until(lambda: ready() == {also})
+        await until(lambda: ready(controller) == {also})
         assert status_of(controller).wanted == 1
         file.write_text("not an address")
         await until(lambda: "a line of the file must be tls://" in caplog.text)
@@ -44,7 +46,7 @@ async def test_a_file_of_addresses_is_read_again(tmp_path, monkeypatch, caplog):
         await until(lambda: "it has no address" in caplog.text)
         assert await handle.call(2) == 2
         file.write_text(at)
-        await until(lambda: ready() == {at})
+        await until(lambda: ready(controller) == {at})
         assert await handle.call(3) == 3
         assert status_of(controller).deaths == 0
 
@@ -111,8 +113,7 @@ async def test_a_name_whose_servers_can_not_be_reached_fails_in_time(monkeypatch
     assert asked > 2
 
 
-async def test_the_list_is_changed_while_it_serves(tmp_path):
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+async def test_the_list_is_changed_while_it_serves(at, also):
     async with (
         model_server(at, Model()),
         model_server(also, Model()),
@@ -125,8 +126,7 @@ async def test_the_list_is_changed_while_it_serves(tmp_path):
         assert await handle.call(1) == 1
 
 
-async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, caplog):
-    at = f"unix:{tmp_path}/a"
+async def test_a_list_that_leads_nowhere_takes_no_model_server_away(tmp_path, at, caplog):
     async with model_server(at, Model()), ingress(at) as (controller, handle):
         changed = {"model_servers": f"file:{tmp_path}/missing"}
         await controller.update_backend_config("model", changed)
@@ -162,10 +162,10 @@ async def test_a_file_that_can_not_be_read_delays_no_other_entry(tmp_path, monke
 
 
 async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it(
-    tmp_path, monkeypatch
+    tmp_path, at, also, monkeypatch
 ):
     monkeypatch.setattr(membership, "LOOKUP_S", 0.02)
-    file, at, also = tmp_path / "models", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+    file = tmp_path / "models"
     file.write_text(at)
     async with (
         model_server(at, Model()),
@@ -182,23 +182,15 @@ async def test_a_failed_change_keeps_the_model_servers_that_were_found_during_it
                 await until(lambda: status_of(controller).wanted == 2)
                 tasks.cancel_scope.cancel()
         (tmp_path / "away").rename(tmp_path / "a")
-        ready = {at, also}
-        await until(
-            lambda: (
-                {r.address for r in status_of(controller).replicas if r.state == "ready"} == ready
-            )
-        )
+        await until(lambda: ready(controller) == {at, also})
         assert status_of(controller).wanted == 2
 
 
-async def test_a_backend_moves_to_model_servers_and_back_while_it_serves(tmp_path):
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
+async def test_a_backend_moves_to_model_servers_and_back_while_it_serves(tmp_path, at, also):
     here, there = Model(), Model()
     async with model_server(at, there), model_server(also, there), Controller() as controller:
         config = {"num_replicas": 3, "max_batch_size": 64}
-        await controller.create_backend("model", here, config=config)
-        await controller.create_endpoint("model", backend="model")
-        handle = await controller.get_handle("model")
+        handle = await deployed(controller, "model", here, config=config)
         assert await handle.call(1) == 1
         away = {"placement": "remote", "num_replicas": 1, "max_batch_size": 10}
         nowhere = {**away, "model_servers": f"file:{tmp_path}/missing"}

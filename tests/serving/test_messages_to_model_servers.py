@@ -4,7 +4,9 @@ import anyio
 import pytest
 
 from handlers import echo
+from serving.scenes import deployed
 from serving.test_model_servers import Model, ingress, model_server, one_held, status_of
+from serving.test_model_servers import model as model
 from shoal.errors import BatcherClosed, ItemTooLarge, Overloaded, ReplicaDied
 from shoal.replicas.remote import keep_alive
 from shoal.serving.controller.controller import Controller
@@ -69,13 +71,12 @@ async def test_the_only_caller_of_a_message_that_leaves_frees_its_place_over_the
         (ReplicaDied("it says", replica="model#0"), 0),  # and is replaced
     ],
 )
-async def test_an_error_of_the_code_that_looks_like_an_end_is_its_result(tmp_path, error, retries):
+async def test_an_error_of_the_code_that_looks_like_an_end_is_its_result(at, error, retries):
     async def model(items: list[int]) -> list[int]:
         if 1 in items:
             raise error
         return items
 
-    at = f"unix:{tmp_path}/a"
     async with model_server(at, model), ingress(at, retries=retries) as (controller, handle):
         with pytest.raises(type(error), match=r"another batcher|it says"):
             await handle.call(1)
@@ -84,7 +85,7 @@ async def test_an_error_of_the_code_that_looks_like_an_end_is_its_result(tmp_pat
         assert status_of(controller).deaths == 0
 
 
-async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path, caplog):
+async def test_a_model_server_without_a_replica_gets_no_more_work(at, also, caplog):
     class Broken:
         def __init__(self):
             if broken:
@@ -96,7 +97,6 @@ async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path, capl
             return ["the broken one"] * len(items)
 
     broken = False
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     async with (
         model_server(at, Broken) as (server, _),
         model_server(also, Model()),
@@ -112,8 +112,7 @@ async def test_a_model_server_without_a_replica_gets_no_more_work(tmp_path, capl
         broken = False
 
 
-async def test_the_work_of_a_backend_that_is_deleted_ends_and_the_next_one_gets_more(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_the_work_of_a_backend_that_is_deleted_ends_and_the_next_one_gets_more(at, model):
     outcomes = []
     async with (
         model_server(at, model) as (server, _),
@@ -156,9 +155,7 @@ async def test_the_death_of_a_replica_elsewhere_ends_no_replica_here():
             return items
 
     async with Controller() as controller:
-        await controller.create_backend("model", Calling)
-        await controller.create_endpoint("model", backend="model")
-        handle = await controller.get_handle("model")
+        handle = await deployed(controller, "model", Calling)
         with pytest.raises(ReplicaDied):
             await handle.call(1)
         with anyio.fail_after(HANG_S):
@@ -166,11 +163,10 @@ async def test_the_death_of_a_replica_elsewhere_ends_no_replica_here():
     assert len(started) == 1
 
 
-async def test_a_message_that_is_too_large_fails_alone(tmp_path, monkeypatch):
+async def test_a_message_that_is_too_large_fails_alone(at, monkeypatch):
     async def model(items: list[bytes]) -> list[bytes]:
         return [item * 100 for item in items]
 
-    at = f"unix:{tmp_path}/a"
     async with model_server(at, model), ingress(at) as (controller, handle):
         monkeypatch.setattr(keep_alive, "MOST_BYTES", 10_000)
         with pytest.raises(ItemTooLarge, match="the items of a batch take 20,"):
@@ -181,11 +177,10 @@ async def test_a_message_that_is_too_large_fails_alone(tmp_path, monkeypatch):
         assert status_of(controller).deaths == 0
 
 
-async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(tmp_path, caplog):
+async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(at, also, caplog):
     async def two(items: list[int], scales: list[int]) -> list[int]:
         return [item * scale for item, scale in zip(items, scales, strict=True)]
 
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     async with (
         model_server(at, echo),
         ingress(at) as (controller, handle),
@@ -199,7 +194,7 @@ async def test_a_model_server_that_returns_with_other_methods_gets_no_calls(tmp_
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path, hangs):
+async def test_one_sick_replica_does_not_take_its_model_server_away(at, hangs):
     class Sick:
         numbers = 0
 
@@ -218,7 +213,6 @@ async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path, ha
             return not is_sick
 
     checked = []
-    at = f"unix:{tmp_path}/a"
     config = {"num_replicas": 2, "health_check_period_s": 3600}
     often = {"health_check_period_s": 0.02, "health_check_timeout_s": 5}
     async with model_server(at, Sick, **config), ingress(at, **often) as (controller, handle):
@@ -227,8 +221,7 @@ async def test_one_sick_replica_does_not_take_its_model_server_away(tmp_path, ha
         assert status_of(controller).deaths == 0
 
 
-async def test_priorities_beyond_the_levels_over_there_are_the_lowest(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_priorities_beyond_the_levels_over_there_are_the_lowest(at, model):
     async with (
         model_server(at, model, priority_levels=2),
         ingress(at, priority_levels=5) as (_, handle),
@@ -239,10 +232,9 @@ async def test_priorities_beyond_the_levels_over_there_are_the_lowest(tmp_path):
 
 @pytest.mark.parametrize(("retries", "deleted"), [(0, 1), (1, 1), (1, 2)])
 async def test_calls_that_a_deleted_backend_drops_run_elsewhere_if_they_may(
-    tmp_path, retries, deleted
+    at, also, retries, deleted
 ):
     models, outcomes = [Model(), Model()], []
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     config = {"max_batch_size": 1}
 
     async def call(handle):
@@ -273,9 +265,8 @@ async def test_calls_that_a_deleted_backend_drops_run_elsewhere_if_they_may(
         assert {type(one) for one in outcomes[1:]} == {ReplicaDied}
 
 
-async def test_callers_may_leave_calls_that_run_elsewhere(tmp_path):
+async def test_callers_may_leave_calls_that_run_elsewhere(at, also):
     models, outcomes = [Model(), Model()], {}
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     levels = {"priority_levels": 3}
     config = {"max_batch_size": 1, **levels}
     scopes = {4: anyio.CancelScope()}
@@ -306,8 +297,8 @@ async def test_callers_may_leave_calls_that_run_elsewhere(tmp_path):
     assert outcomes == {1: 1, "hold": "hold", 3: 3}
 
 
-async def test_a_call_of_high_priority_need_not_wait_for_those_that_are_sent_with_it(tmp_path):
-    model, at, outcomes = Model(), f"unix:{tmp_path}/a", []
+async def test_a_call_of_high_priority_need_not_wait_for_those_that_are_sent_with_it(at, model):
+    outcomes = []
     config = {"max_batch_size": 1, "priority_levels": 3}
     ingress_config = {"priority_levels": 3, "priority_mixing": "isolate"}
     async with (

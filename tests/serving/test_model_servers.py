@@ -11,12 +11,8 @@ import pytest
 
 import shoal
 from replicas.remote_servers import listening
-from shoal.errors import (
-    DeadlineExceeded,
-    Overloaded,
-    ReplicaDied,
-    ReplicaNotStarted,
-)
+from serving.scenes import deployed
+from shoal.errors import DeadlineExceeded, Overloaded, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.remote import keep_alive as keep_alive_module
 from shoal.replicas.remote import replica
 from shoal.serving.backend_config import BackendConfig
@@ -61,6 +57,11 @@ class Model:
             self.closed.set()
 
 
+@pytest.fixture
+def model():
+    return Model()
+
+
 @asynccontextmanager
 async def model_server(address, model, **config):
     async with Controller() as controller:
@@ -71,14 +72,9 @@ async def model_server(address, model, **config):
 
 @asynccontextmanager
 async def ingress(*addresses, **config):
+    config = {"placement": "remote", "model_servers": addresses, **config}
     async with Controller() as controller:
-        await controller.create_backend(
-            "model",
-            "nowhere:Nothing",
-            config={"placement": "remote", "model_servers": addresses, **config},
-        )
-        await controller.create_endpoint("model", backend="model")
-        yield controller, await controller.get_handle("model")
+        yield controller, await deployed(controller, "model", "nowhere:Nothing", config=config)
 
 
 @asynccontextmanager
@@ -96,12 +92,15 @@ async def one_held(tmp_path, ingress_config=None, **config):
         model.released.set()
 
 
+async def call(handle, item, results):
+    results.append(await handle.call(item))
+
+
 def status_of(controller):
     return controller.backends["model"].status()
 
 
-async def test_the_items_of_several_ingresses_share_batches(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_the_items_of_several_ingresses_share_batches(at, model):
     async with (
         model_server(at, model) as (server, _),
         ingress(at) as (_, one),
@@ -117,8 +116,7 @@ async def test_the_items_of_several_ingresses_share_batches(tmp_path):
     assert model.batches == [1, 8]
 
 
-async def test_results_and_errors_are_those_of_each_item(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_results_and_errors_are_those_of_each_item(at, model):
     async with model_server(at, model), ingress(at) as (_, handle):
         big = np.arange(300_000, dtype=np.float32)
         results = await handle.map(["a", "bad", big, 4], return_exceptions=True)
@@ -130,8 +128,7 @@ async def test_results_and_errors_are_those_of_each_item(tmp_path):
         assert "In the model server at unix:" in str(caught.value.__cause__.__notes__)
 
 
-async def test_metadata_and_priorities_cross(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_metadata_and_priorities_cross(at, model):
     levels = {"priority_levels": 3}
     async with model_server(at, model, **levels), ingress(at, **levels) as (_, handle):
         await handle.call("usual")
@@ -160,8 +157,7 @@ async def test_a_full_queue_over_there_is_an_overload_here(tmp_path):
             await handle.call("too many")
 
 
-async def test_streams_cross_step_by_step_and_one_that_is_left_is_closed(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_streams_cross_step_by_step_and_one_that_is_left_is_closed(at, model):
     async with model_server(at, model), ingress(at) as (_, handle):
         got = []
         async with handle.options(method_name="count").stream(5) as stream:
@@ -178,14 +174,9 @@ async def lost(handle):
         await handle.call("hold")
 
 
-async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_path):
-    model, at = Model(), f"unix:{tmp_path}/a"
+async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(at, model):
     async with model_server(at, model) as (server, listener):
-        async with Controller() as controller, anyio.create_task_group() as tasks:
-            config = {"placement": "remote", "model_servers": at}
-            await controller.create_backend("model", "nowhere:Nothing", config=config)
-            await controller.create_endpoint("model", backend="model")
-            handle = await controller.get_handle("model")
+        async with ingress(at) as (_, handle), anyio.create_task_group() as tasks:
             tasks.start_soon(lost, handle)
             await model.holding.wait()
             [connection] = listener.ingresses
@@ -199,16 +190,15 @@ async def test_an_ingress_that_ends_takes_its_requests_along_and_no_model(tmp_pa
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, retries):
+async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(at, also, retries):
     one, other = Model(), Model()
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
-    outcome = []
+    results = []
 
-    async def call(handle):
+    async def call_once(handle):
         try:
-            outcome.append(await handle.call("hold"))
+            await call(handle, "hold", results)
         except ReplicaDied as error:
-            outcome.append(error)
+            results.append(error)
 
     async with (
         model_server(at, one) as (_, listener),
@@ -218,30 +208,25 @@ async def test_work_of_a_lost_model_server_runs_on_another_if_it_may(tmp_path, r
     ):
         other.released.set()
         while not one.holding.is_set():
-            tasks.start_soon(call, handle)
-            await until(lambda: one.holding.is_set() or len(outcome))
-            outcome.clear()
+            tasks.start_soon(call_once, handle)
+            await until(lambda: one.holding.is_set() or results)
+            results.clear()
         listener.close()
         for connection in [*listener.ingresses]:
             connection._ended.set()
-        await until(lambda: len(outcome) == 1)
+        await until(lambda: len(results) == 1)
         if retries:
-            assert outcome == ["hold"]
+            assert results == ["hold"]
         else:
-            assert "lost the model server at unix:" in str(outcome[0])
+            assert "lost the model server at unix:" in str(results[0])
         assert await handle.call("more") == "more"
         await until(lambda: status_of(controller).deaths == 1)
 
 
-async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp_path, caplog):
+async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(at, also, caplog):
     caplog.set_level(logging.INFO)
     one, other = Model(), Model()
-    at, also = f"unix:{tmp_path}/a", f"unix:{tmp_path}/b"
     results = []
-
-    async def call(handle, item):
-        results.append(await handle.call(item))
-
     async with (
         model_server(at, one) as (_, listener),
         model_server(also, other),
@@ -250,7 +235,7 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
     ):
         other.released.set()
         while not one.holding.is_set():
-            tasks.start_soon(call, handle, "hold")
+            tasks.start_soon(call, handle, "hold", results)
             await until(lambda: one.holding.is_set() or results)
             results.clear()
         listener.drain()
@@ -277,28 +262,24 @@ async def test_a_model_server_that_drains_finishes_its_work_and_gets_no_more(tmp
         await until(lambda: caplog.records[-1].levelno == logging.ERROR)
 
 
-async def test_an_ingress_that_drains_gets_the_results_of_its_work(tmp_path):
-    at, one, results = f"unix:{tmp_path}/a", Model(), []
-
-    async def call(handle, item):
-        results.append(await handle.call(item))
+async def test_an_ingress_that_drains_gets_the_results_of_its_work(at):
+    one, results = Model(), []
 
     async with (
         model_server(at, one) as (server, _),
         ingress(at) as (controller, handle),
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(call, handle, "hold")
+        tasks.start_soon(call, handle, "hold", results)
         await one.holding.wait()
         controller.drain()
-        tasks.start_soon(call, handle, "next")
+        tasks.start_soon(call, handle, "next", results)
         await until(lambda: status_of(server).queued == 1)
         one.released.set()
         await until(lambda: results == ["hold", "next"])
 
 
-async def test_a_start_waits_for_a_model_server_and_not_for_ever(tmp_path):
-    at = f"unix:{tmp_path}/a"
+async def test_a_start_waits_for_a_model_server_and_not_for_ever(at):
     with pytest.raises(ReplicaNotStarted, match="can't use the model server at unix:"):
         async with ingress(at, start_timeout_s=0.3):
             pass
@@ -335,7 +316,7 @@ async def test_an_address_without_a_server_is_tried_again_and_logged_once(tmp_pa
 
 
 @pytest.mark.parametrize("silent", ["model server", "ingress"])
-async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, caplog):
+async def test_a_peer_that_hangs_is_given_up(at, model, monkeypatch, silent, caplog):
     async def hang(*_):
         await anyio.sleep_forever()
 
@@ -348,7 +329,6 @@ async def test_a_peer_that_hangs_is_given_up(tmp_path, monkeypatch, silent, capl
     monkeypatch.setattr(ingress_module.Ingress, "_check_health", hang)
     period_s = 0.02 if silent == "model server" else 10
     config = {"health_check_period_s": period_s}
-    model, at = Model(), f"unix:{tmp_path}/a"
     async with model_server(at, model) as (_, listener), ingress(at, **config) as (controller, _):
         await until(lambda: status_of(controller).deaths >= 1)
         assert "a health check failed" not in caplog.text  # the death is logged

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, outcomes
+from batching.scenes import outcome, outcomes, read
 from serving.scenes import serving, serving_tasks, under_way
 from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle
@@ -15,11 +15,7 @@ from shoal.testing.asgi import ask
 
 
 class Models:
-    """Code with models; a test says how long they load, and what raises.
-
-    Attributes:
-        log: What was done, of all replicas.
-    """
+    """Code with models and a log of all replicas; a test says how long they load, what raises."""
 
     log: list[str]
     load_s = 0.0
@@ -251,9 +247,7 @@ async def test_streams_load_their_model_as_well() -> None:
             yield items
 
     async with serving(Code, models={"most": 1}) as (_, handle, _):
-        steps = handle.options(method_name="steps", model="a")
-        async with steps.stream(1) as stream:
-            assert [step async for step in stream] == [1]
+        assert await read(handle.options(method_name="steps", model="a").stream(1)) == [1]
     assert Code.log == ["load a"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import shoal
 from replicas.remote_servers import listening
+from serving.scenes import deployed
 from shoal.errors import DeadlineExceeded, ReplicaDied, SlowReader
 from shoal.serving import backend_config
 from shoal.serving.controller.controller import Controller
@@ -84,9 +85,7 @@ async def ingresses(count, *addresses, **config):
         handles = []
         for _ in range(count):
             controller = await stack.enter_async_context(Controller())
-            await controller.create_backend("model", "nowhere:Nothing", config=options)
-            await controller.create_endpoint("model", backend="model")
-            handles.append(await controller.get_handle("model"))
+            handles.append(await deployed(controller, "model", "nowhere:Nothing", config=options))
         yield handles
 
 
@@ -94,8 +93,8 @@ async def taken(stream, count):
     return [await anext(stream) for _ in range(count)]
 
 
-async def test_streams_of_several_ingresses_share_one_batch(tmp_path):
-    model, at = Counts(), f"unix:{tmp_path}/a"
+async def test_streams_of_several_ingresses_share_one_batch(at):
+    model = Counts()
     got = {}
 
     async def read(handle, item):
@@ -119,8 +118,8 @@ async def test_streams_of_several_ingresses_share_one_batch(tmp_path):
 
 
 @pytest.mark.parametrize("fill", ["open", "continuous"])
-async def test_each_result_is_answered_when_it_is_there(tmp_path, fill):
-    model, at = Answers(), f"unix:{tmp_path}/a"
+async def test_each_result_is_answered_when_it_is_there(at, fill):
+    model = Answers()
     results = []
 
     async def call(handle, item):
@@ -148,8 +147,8 @@ async def test_each_result_is_answered_when_it_is_there(tmp_path, fill):
     assert results == ["fast", "'of one'", "slow"]
 
 
-async def test_callers_that_leave_and_deadlines_end_their_requests_over_there(tmp_path):
-    model, at = Counts(), f"unix:{tmp_path}/a"
+async def test_callers_that_leave_and_deadlines_end_their_requests_over_there(at):
+    model = Counts()
 
     async def read_on(handle):
         async with handle.stream("on") as on:
@@ -174,8 +173,8 @@ async def test_callers_that_leave_and_deadlines_end_their_requests_over_there(tm
     assert [deadline is None for deadline in model.deadlines] == [True, True, False]
 
 
-async def test_a_reader_that_does_not_read_fails_alone(tmp_path):
-    model, at = Counts(), f"unix:{tmp_path}/a"
+async def test_a_reader_that_does_not_read_fails_alone(at):
+    model = Counts()
     slow = {"slow_reader_timeout_s": 0.1, "stream_buffer": 2}
     async with (
         model_server(at, model, **slow),
@@ -191,9 +190,8 @@ async def test_a_reader_that_does_not_read_fails_alone(tmp_path):
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-async def test_the_death_of_a_model_server_fails_begun_streams_by_name(tmp_path, retries):
+async def test_the_death_of_a_model_server_fails_begun_streams_by_name(tmp_path, at, retries):
     one, other = Counts(), Counts()
-    at = f"unix:{tmp_path}/a"
     failed = []
 
     async def read(handle, item):
@@ -230,10 +228,10 @@ async def test_the_death_of_a_model_server_fails_begun_streams_by_name(tmp_path,
         assert "lost the model server at unix:" in failed[0]
 
 
-async def test_more_calls_than_a_connection_takes_wait_in_the_ingress(tmp_path, monkeypatch):
+async def test_more_calls_than_a_connection_takes_wait_in_the_ingress(at, monkeypatch):
     monkeypatch.setattr(ingress_module, "_MOST_CALLS", 4)
     monkeypatch.setattr(backend_config, "MOST_REMOTE_CALLS", 3)
-    model, at = Answers(), f"unix:{tmp_path}/a"
+    model = Answers()
     async with (
         model_server(at, model, streams=False) as (_, listener),
         ingresses(1, at) as [handle],

@@ -53,17 +53,11 @@ async def test_no_request_is_lost_when_replicas_are_replaced(placed: dict[str, A
 
 
 async def test_a_death_fails_the_requests_of_its_replica_and_no_others(placed):
-    config = {
-        "fill": "continuous",
-        "streams": True,
-        "num_replicas": 2,
-        "max_batch_size": 2,
-        **placed,
-    }
+    config = {"fill": "continuous", "streams": True, "num_replicas": 2, "max_batch_size": 2}
     ends: list[tuple[int, Any]] = []
     with anyio.fail_after(HANG_S):
         async with Controller() as controller:
-            handle = await deployed(controller, "b", writes, config=config)
+            handle = await deployed(controller, "b", writes, config=config | placed)
             pids: list[int] = []
 
             async def read(item: str) -> None:

@@ -4,6 +4,10 @@ A program is a list of operations: calls, callers that leave, updates of all kin
 die or can't start, and time that passes. Updates overlap with each other and with all else. In the
 end each call has had its own right answer or a named error, each verb has ended, what is declared
 is there and answers, and no replica outlives its controller.
+
+A scene is one change, with a caller that leaves or a replica that dies at one of its turns. It is
+made whole or not at all: what is declared is what there was or what was asked for, the replicas
+are of just that, and the backend answers.
 """
 
 import os
@@ -20,7 +24,8 @@ from hypothesis import strategies as st
 from batching.scenes import LEFT, PENDING, Caller, settle
 from serving.scenes import ScriptedReplica, Stage
 from shoal.batching.current import current_backend_tag
-from shoal.errors import ShoalError
+from shoal.errors import ReplicaDied, ReplicaNotStarted, ShoalError
+from shoal.serving.backend_config import BackendConfig
 from shoal.serving.controller.controller import Controller
 from shoal.testing import run_virtually
 
@@ -165,16 +170,11 @@ class Program:
         elif kind == "tell death":
             await self._update(update(tag, {"user_config": DEADLY, "max_batch_size": second + 1}))
         elif kind == "tell illness":
-            changes = {
-                "user_config": SICKENING,
-                "shared_memory_bytes": second,
-                "num_replicas": first + 1,
-            }
-            await self._update(update(tag, changes))
+            changes = {"user_config": SICKENING, "shared_memory_bytes": second}
+            await self._update(update(tag, {**changes, "num_replicas": first + 1}))
         elif kind == "replace":
-            await self._update(
-                update(tag, {"shared_memory_bytes": second, "num_replicas": second % 3 + 1})
-            )
+            changes = {"shared_memory_bytes": second, "num_replicas": second % 3 + 1}
+            await self._update(update(tag, changes))
         elif kind == "restart":
             await self._update(controller.restart_backend(tag))
         elif kind == "traffic":
@@ -211,9 +211,8 @@ class Program:
             assert (backend.state, backend.wanted) == ("ready", config.num_replicas)
             assert (backend.queued, backend.ongoing) == (0, 0)
             mine = [r for r in self._stage.alive if r.blueprint.identity.backend == tag]
-            assert [r.tag for r in mine] == sorted(
-                (replica.tag for replica in backend.replicas), key=_number
-            )
+            tags = sorted((replica.tag for replica in backend.replicas), key=_number)
+            assert [replica.tag for replica in mine] == tags
             assert len(mine) == config.num_replicas
             for replica in mine:
                 assert (replica.told or [None])[-1] == config.user_config
@@ -306,3 +305,137 @@ def test_each_request_ends_as_it_should(backend: Any, count: int) -> None:
         run_virtually(Program(operations).run, backend=backend)
 
     check()
+
+
+MOST_TURNS = 400
+
+
+class Code:
+    def __init__(self) -> None:
+        self.config: Any = None
+
+    def reconfigure(self, config: Any) -> None:
+        self.config = config
+
+    def health(self) -> None: ...
+
+    async def __call__(self, items: list[int]) -> list[Any]:
+        return [self.config] * len(items)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "tell": {"user_config": 2},
+    "replace": {"user_config": 2, "shared_memory_bytes": 7},
+    "tell and scale": {"user_config": 2, "num_replicas": 3},
+    "scale up": {"num_replicas": 3},
+    "scale down": {"num_replicas": 1},
+    "batch": {"max_batch_size": 3},
+    "restart": {},
+}
+
+
+class Scene:
+    def __init__(self, verb: str, turn: int, happens: str) -> None:
+        self.was_in_time = False
+        self._verb = verb
+        self._turn = turn
+        self._happens = happens
+        self._stage = Stage()
+        self._stage.start = self._stage.reconfigure = self._stage.health = a_turn_later
+
+    async def run(self) -> None:
+        config = {"placement": self._stage, "num_replicas": 2, "user_config": 1}
+        async with Controller() as controller:
+            await controller.create_backend("b", Code, config=config)
+            await controller.create_endpoint("e", backend="b")
+            await settle()
+            before = await controller.get_backend_config("b")
+            wanted = before.changed(CHANGES[self._verb])
+            outcome = await self._disturbed(controller)
+            after = await controller.get_backend_config("b")
+            if outcome == "left":
+                assert after in (before, wanted)
+            elif isinstance(outcome, Exception):
+                assert isinstance(outcome, (ReplicaDied, ReplicaNotStarted)), outcome
+                assert after == before
+            else:
+                assert after == wanted
+            await anyio.sleep(100)
+            await self._check(controller, after)
+            if isinstance(outcome, Exception) or (after == before != wanted):
+                assert self._stage.replicas[0] in self._stage.alive  # which nothing has killed
+
+    async def _disturbed(self, controller: Controller) -> Any:
+        outcome: Any = "left"
+
+        async def call() -> None:
+            nonlocal outcome
+            with scope:
+                try:
+                    await self._change(controller)
+                except Exception as error:
+                    outcome = error
+                else:
+                    outcome = "done"
+            ended.set()
+
+        scope, ended = anyio.CancelScope(), anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            for _ in range(self._turn):
+                await anyio.lowlevel.checkpoint()
+            self.was_in_time = not ended.is_set()
+            if "old" in self._happens:
+                self._stage.replicas[1].die()
+            if "newest" in self._happens:
+                self._stage.replicas[-1].die()
+            if "leaves" in self._happens:
+                scope.cancel()
+            await ended.wait()
+        return outcome
+
+    async def _check(self, controller: Controller, config: BackendConfig) -> None:
+        status = (await controller.status()).backends["b"]
+        assert (status.state, status.wanted) == ("ready", config.num_replicas)
+        alive = self._stage.alive
+        tags = sorted(replica.tag for replica in alive)
+        assert sorted(replica.tag for replica in status.replicas) == tags
+        assert len(alive) == config.num_replicas
+        assert {replica.told[-1] for replica in alive} == {config.user_config}
+        options = config.for_placement()
+        assert all(replica.blueprint.placement_options == options for replica in alive)
+        assert await (await controller.get_handle("e")).call(0) == config.user_config
+
+    async def _change(self, controller: Controller) -> None:
+        changes = CHANGES[self._verb]
+        if self._verb == "restart":
+            await controller.restart_backend("b")
+        elif self._verb.startswith("scale"):
+            await controller.scale_backend("b", **changes)
+        else:
+            await controller.update_backend_config("b", changes)
+
+
+async def a_turn_later(*_: Any) -> None:
+    await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize(
+    "happens", ["leaves", "old dies", "newest dies", "leaves, and old dies", "old and newest die"]
+)
+@pytest.mark.parametrize("verb", [*CHANGES])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(6, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.soak)],
+    ids=["some turns", "each turn"],
+)
+def test_a_change_is_whole_or_not_at_all(backend: Any, happens: str, verb: str, step: int) -> None:
+    # Which of the turns differs from one loop, and from one happening, to the next.
+    first = len(happens) + 3 * (backend == "trio")
+    for turn in range(first % step, MOST_TURNS, step):
+        scene = Scene(verb, turn, happens)
+        run_virtually(scene.run, backend=backend)
+        if not scene.was_in_time:
+            return
+    raise AssertionError("the verb did not end")

@@ -51,6 +51,12 @@ async def connected(fake, token=None, **more):
 
 
 @asynccontextmanager
+async def handle_of(fake, **more):
+    async with connected(fake, **more) as client:
+        yield await client.get_handle("e")
+
+
+@asynccontextmanager
 async def served(app):
     """Serves on a real socket, on trio; gives the URL."""
     stop = trio.Event()
@@ -87,9 +93,6 @@ def served_in_a_thread(app):
     finally:
         found[0].run_sync_soon(stop.set)
         thread.join()
-
-
-# Verbs
 
 
 async def test_the_status_is_that_of_the_server(fake):
@@ -132,9 +135,6 @@ async def test_a_name_that_is_not_there_is_said_to_be_none(fake, name):
         if name != "no":  # nothing can ever have such a name
             with pytest.raises((TypeError, ValueError), match="endpoint's name"):
                 await client.get_handle(name, missing_ok=True)
-
-
-# Errors
 
 
 def error_of(made):
@@ -341,12 +341,8 @@ async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
     assert not fake.is_shut_down
 
 
-# Calls
-
-
 async def test_a_call_passes_arguments_and_options_on(fake):
-    async with connected(fake) as client:
-        handle = await client.get_handle("e")
+    async with handle_of(fake) as handle:
         assert handle.endpoint == "e"
         chosen = handle.options(shard_key="u", priority=2).options(http_headers={"X-A": "b"})
         assert await chosen.call(1, k="v") == {"args": [1], "kwargs": {"k": "v"}}
@@ -378,15 +374,13 @@ async def test_every_option_of_a_handle_is_passed_on_in_the_form_of_json(fake):
     ids=["a key", "a key within", "NaN", "half a surrogate pair", "too deep"],
 )
 async def test_an_item_that_json_has_no_form_for_is_refused(fake, item, error, words):
-    async with connected(fake) as client:
-        handle = await client.get_handle("e")
+    async with handle_of(fake) as handle:
         with pytest.raises(error, match=words):
             await handle.call(item)
 
 
 async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
-    async with connected(fake, options=HttpOptions(max_body_bytes=1000)) as client:
-        handle = await client.get_handle("e")
+    async with handle_of(fake, options=HttpOptions(max_body_bytes=1000)) as handle:
         assert await handle.call("x" * 2**20)
         with pytest.raises(errors.ItemTooLarge, match="at most 1049576 bytes"):
             await handle.call("x" * (2**20 + 1000))
@@ -394,8 +388,7 @@ async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
 
 async def test_an_array_is_sent_as_lists(fake):
     numpy = pytest.importorskip("numpy")
-    async with connected(fake) as client:
-        handle = await client.get_handle("e")
+    async with handle_of(fake) as handle:
         assert (await handle.call(numpy.arange(4).reshape(2, 2)))["args"] == [[[0, 1], [2, 3]]]
 
 
@@ -415,8 +408,7 @@ async def test_the_deadline_of_a_scope_is_told_by_the_scope(fake):
         raise errors.DeadlineExceeded("too late")
 
     fake.answer = answer
-    async with connected(fake) as client:
-        handle = await client.get_handle("e")
+    async with handle_of(fake) as handle:
         with anyio.move_on_after(5) as scope:
             await handle.call()
         assert scope.cancelled_caught
@@ -427,8 +419,7 @@ async def test_the_deadline_of_a_scope_is_told_by_the_scope(fake):
 
 async def test_a_stream_gives_its_results_and_ends(fake):
     fake.results = [1, "two\u2028lines\x85", {"three": 3}, ...]
-    async with connected(fake) as client:
-        handle = await client.get_handle("e")
+    async with handle_of(fake) as handle:
         async with handle.stream("x", k=1) as stream:
             assert [result async for result in stream] == [1, "two\u2028lines\x85", {"three": 3}]
             assert await anext(stream, "over") == "over"
@@ -548,9 +539,6 @@ async def test_as_many_calls_are_under_way_as_are_made(fake):
         async with trio.open_nursery() as nursery:
             for _ in range(many):
                 nursery.start_soon(handle.call)
-
-
-# Threads
 
 
 @pytest.mark.real_time

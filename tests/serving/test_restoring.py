@@ -1,18 +1,24 @@
-"""A controller that keeps state: what comes back, after a stop, a kill, or a change of the code."""
+"""A controller that keeps state: written before it takes effect, and there at the next start."""
 
 import sys
+import threading
+from pathlib import Path
+from unittest import mock
 
 import anyio
 import pytest
 
 import shoal
+from batching.scenes import line_up, outcome
 from handlers import double
 from serving.scenes import Stage, deployed
 from shoal import errors
 from shoal.http.app.app import App
 from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.journal import Journal
 from shoal.serving.imports import ImportRule
 from shoal.serving.state_file import StateFile
+from shoal.serving.state_records import Change
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
@@ -35,8 +41,96 @@ class Flaky:
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> Path:
     return tmp_path / "state.db"
+
+
+async def test_what_can_not_be_written_does_not_take_effect(path: Path) -> None:
+    two = {"num_replicas": 2}
+    double, config = f"{CODE}:double", {"user_config": {"factor": 4}}
+    async with Controller(StateFile.open(path)) as controller:
+        await controller.create_backend("a", f"{CODE}:Scaled", 3, config=config)
+        await controller.create_backend("b", double)
+        await controller.create_endpoint("e", backend="a", route="/e")
+        handle = await controller.get_handle("e")
+        before = await controller.list_endpoints()
+        verbs = [
+            controller.create_backend("c", double),
+            controller.delete_backend("b"),
+            controller.update_backend_config("a", {"user_config": {"factor": 5}, **two}),
+            controller.create_endpoint("f", backend="a", route="/f"),
+            controller.delete_endpoint("e"),
+            controller.set_traffic("e", {"b": 1}),
+            controller.shadow_traffic("e", "b", 1),
+        ]
+        with mock.patch.object(StateFile, "apply", side_effect=OSError("no space is left")):
+            for verb in verbs:
+                assert isinstance(await outcome(verb), OSError)
+        assert await controller.list_endpoints() == before
+        assert sorted(await controller.list_backends()) == ["a", "b"]
+        assert [one.route for one in controller.endpoints.values()] == ["/e"]
+        assert await handle.call(100) == 400
+        status = (await controller.status()).backends
+        assert (status["a"].wanted, len(status["a"].replicas)) == (1, 1)
+        await controller.create_backend("c", double)
+        await controller.delete_backend("b")
+    async with shoal.start(state=path) as client:
+        assert [*await client.list_backends()] == ["a", "c"]
+
+
+async def test_a_change_that_is_cancelled_is_kept_whole_or_not_at_all(path: Path) -> None:
+    async with shoal.start(state=path) as controller:
+        await controller.create_backend("b", f"{CODE}:double")
+        for passes in range(12):
+            async with anyio.create_task_group() as tasks:
+                creating = controller.create_endpoint(f"e{passes}", backend="b")
+                [caller] = await line_up(tasks, creating)
+                for _ in range(passes):
+                    await anyio.lowlevel.checkpoint()
+                caller.leave()
+        there = await controller.list_endpoints()
+    async with shoal.start(state=path) as client:
+        assert await client.list_endpoints() == there
+
+
+async def test_the_file_is_not_closed_while_a_change_is_being_written(path, monkeypatch):
+    writing, go_on = threading.Event(), threading.Event()
+    is_writing = False
+    closed_while_writing: list[bool] = []
+    apply, close = StateFile.apply, StateFile.close
+
+    def slow_apply(file: StateFile, *changes: Change) -> None:
+        nonlocal is_writing
+        is_writing = True
+        writing.set()
+        assert go_on.wait(HANG_S)
+        apply(file, *changes)
+        is_writing = False
+
+    def noted_close(file: StateFile) -> None:
+        closed_while_writing.append(is_writing)
+        close(file)
+
+    monkeypatch.setattr(StateFile, "close", noted_close)
+    async with Controller(StateFile.open(path)) as controller:
+        await controller.create_endpoint("e", backend=None)
+        monkeypatch.setattr(StateFile, "apply", slow_apply)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outcome, controller.create_endpoint("f", backend=None))
+            await anyio.to_thread.run_sync(writing.wait)
+            timer = threading.Timer(0.1, go_on.set)  # shutdown may hold the loop up, and not us
+            timer.start()
+            await controller.shutdown()
+            timer.join()
+    assert closed_while_writing == [False]
+
+
+async def test_nothing_is_written_once_the_file_was_let_go(tmp_path: Path) -> None:
+    """A verb may be on its way to the file when the controller ends."""
+    declarations = Journal(StateFile.open(tmp_path / "state.db"))
+    declarations.close()
+    with pytest.raises(errors.ShutDown):
+        await declarations.delete("backend", "b")
 
 
 @pytest.fixture
@@ -50,9 +144,8 @@ def module(tmp_path, monkeypatch, request):
 
 async def declare(client):
     await client.create_backend("zeta", f"{CODE}:Scaled", 3, init_kwargs={"offset": 1})
-    await client.create_backend(
-        "alpha", f"{CODE}:double", config={"num_replicas": 2, "max_queued_requests": 7}
-    )
+    config = {"num_replicas": 2, "max_queued_requests": 7}
+    await client.create_backend("alpha", f"{CODE}:double", config=config)
     await client.create_backend("mid", f"{CODE}:double")
     await client.create_endpoint("e", backend="zeta", route="/e", methods=["POST", "PUT"])
     await client.create_endpoint("alone", backend=None)
@@ -62,12 +155,9 @@ async def declare(client):
 
 
 async def seen(client):
-    status = await client.status()
-    return (
-        list((await client.list_backends()).items()),
-        await client.list_endpoints(),
-        status.endpoints["e"].shadows[0].compare,
-    )
+    backends = list((await client.list_backends()).items())
+    compare = (await client.status()).endpoints["e"].shadows[0].compare
+    return backends, await client.list_endpoints(), compare
 
 
 async def test_all_that_was_declared_comes_back_as_it_was(path):

@@ -54,8 +54,7 @@ class Service:
 @asynccontextmanager
 async def serving(code: Any, **config: Any) -> AsyncGenerator[Any]:
     async with Controller() as controller:
-        await deployed(controller, "code", code, config=config)
-        yield await controller.get_handle("code")
+        yield await deployed(controller, "code", code, config=config)
 
 
 @pytest.mark.parametrize("code", [one, lists, Service])
@@ -142,11 +141,11 @@ async def test_whatever_it_raises_when_it_is_left_is_logged(error, caplog):
 
 async def test_it_can_not_be_changed_while_the_backend_serves() -> None:
     async with Controller() as controller:
-        await deployed(controller, "code", lists, config={"open": connected})
+        handle = await deployed(controller, "code", lists, config={"open": connected})
         with pytest.raises(ValueError, match=r"open= can't be changed.*make another backend"):
             await controller.update_backend_config("code", {"open": None})
         await controller.update_backend_config("code", {"max_batch_size": 2})
-        assert await (await controller.get_handle("code")).call(1) == "a pool"
+        assert await handle.call(1) == "a pool"
     assert notes == ["opened", "closed"]
 
 

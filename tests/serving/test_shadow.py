@@ -1,12 +1,13 @@
 """Shadow traffic: copies that never delay, fail or reorder what they are copies of."""
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
-from batching.scenes import Held, line_up, outcome, outcomes, settle
+from batching.scenes import Held, line_up, outcome, outcomes, read, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.core.traffic import Shadow
 from shoal.errors import InUse, NoSuchName
@@ -27,6 +28,13 @@ async def shadowed(
     return stage
 
 
+@asynccontextmanager
+async def shadowing(code: Any, **more: Any) -> AsyncGenerator[Any]:
+    """Serves code that echoes, with a shadow of some code."""
+    async with serving(echo) as (controller, handle, _):
+        yield controller, handle, await shadowed(controller, code, **more)
+
+
 def counts(controller: Controller) -> ShadowStatus:
     [status] = controller.status_now().endpoints["e"].shadows
     return status
@@ -45,8 +53,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 async def test_each_request_is_copied_and_its_answer_dropped() -> None:
-    async with serving(echo) as (controller, handle, _):
-        stage = await shadowed(controller, negated)
+    async with shadowing(negated) as (controller, handle, stage):
         assert [await handle.call(item) for item in range(5)] == [*range(5)]
         await settle()
         assert sorted(item for _, items in stage.calls for item in items) == [*range(5)]
@@ -55,8 +62,7 @@ async def test_each_request_is_copied_and_its_answer_dropped() -> None:
 
 
 async def test_so_large_a_share_is_copied() -> None:
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, echo, share=0.3, max_batch_size=100)
+    async with shadowing(echo, share=0.3, max_batch_size=100) as (controller, handle, _):
         for _ in range(40):
             await outcomes(*[handle.call(item) for item in range(50)])
             await settle()
@@ -80,8 +86,7 @@ async def of_other_parameters(left: list[int], right: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("code", [broken, of_other_parameters])
 async def test_a_shadow_that_fails_fails_nothing(code: Any) -> None:
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, code)
+    async with shadowing(code) as (controller, handle, _):
         assert await outcomes(*[handle.call(item) for item in range(10)]) == [*range(10)]
         await settle()
         assert (counts(controller).sent, counts(controller).failed) == (10, 10)
@@ -90,8 +95,7 @@ async def test_a_shadow_that_fails_fails_nothing(code: Any) -> None:
 
 
 async def test_a_shadow_without_a_replica_fails_nothing() -> None:
-    async with serving(echo) as (controller, handle, _):
-        stage = await shadowed(controller, echo)
+    async with shadowing(echo) as (_, handle, stage):
         stage.replicas[0].die()
         assert await outcomes(*[handle.call(item) for item in range(10)]) == [*range(10)]
 
@@ -156,8 +160,7 @@ async def test_answers_are_compared_that_of_the_endpoint_first() -> None:
         seen.append((first, second))
         return first == second
 
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, odd_ones_wrong, compare=compare)
+    async with shadowing(odd_ones_wrong, compare=compare) as (controller, handle, _):
         for item in range(4):
             await handle.call(item)
         await settle()
@@ -188,8 +191,7 @@ async def test_a_comparison_that_raises_is_counted_as_failed() -> None:
     def compare(first: int, second: int) -> bool:
         raise ZeroDivisionError
 
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, echo, compare=compare)
+    async with shadowing(echo, compare=compare) as (controller, handle, _):
         assert await handle.call(1) == 1
         await settle()
         assert (counts(controller).failed, counts(controller).agreed) == (1, 0)
@@ -203,14 +205,13 @@ async def test_copies_of_streams_end_and_leave_nothing() -> None:
     async with serving(code) as (controller, handle, _):
         stage = await shadowed(controller, code, compare=equal)
 
-        async def read() -> int:
-            async with handle.stream(1) as stream:
-                assert [item async for item in stream] == [1, 1]
+        async def tasks_after() -> int:
+            assert await read(handle.stream(1)) == [1, 1]
             await settle()
             return len(anyio.get_running_tasks())
 
-        before = await read()
-        assert [await read() for _ in range(5)] == [before] * 5
+        before = await tasks_after()
+        assert [await tasks_after() for _ in range(5)] == [before] * 5
         assert len(stage.calls) == 6
         assert (counts(controller).agreed, counts(controller).disagreed) == (0, 0)
 
@@ -236,8 +237,7 @@ async def test_the_latencies_of_copies_are_summed() -> None:
         await anyio.sleep(2)
         return items
 
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, slow)
+    async with shadowing(slow) as (controller, handle, _):
         await handle.call(1)
         await anyio.sleep(10)
         await handle.call(1)
@@ -246,8 +246,7 @@ async def test_the_latencies_of_copies_are_summed() -> None:
 
 
 async def test_none_stops_it() -> None:
-    async with serving(echo) as (controller, handle, _):
-        stage = await shadowed(controller, echo)
+    async with shadowing(echo) as (controller, handle, stage):
         await handle.call(1)
         await controller.shadow_traffic("e", "s", 0)
         await handle.call(2)
@@ -272,8 +271,7 @@ async def test_an_endpoint_is_declared_without_the_shadows_that_take_nothing() -
 
 
 async def test_a_change_goes_on_counting() -> None:
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, echo)
+    async with shadowing(echo) as (controller, handle, _):
         await handle.call(1)
         await settle()
         await controller.shadow_traffic("e", "s", 1, compare=lambda first, second: True)
@@ -354,8 +352,7 @@ async def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
 
 
 async def test_a_compare_is_given_by_its_import_path() -> None:
-    async with serving(echo) as (controller, handle, _):
-        await shadowed(controller, echo, compare="operator:eq")
+    async with shadowing(echo, compare="operator:eq") as (controller, handle, _):
         await handle.call(1)
         await settle()
         assert (counts(controller).agreed, counts(controller).compare) == (1, "operator:eq")

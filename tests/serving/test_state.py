@@ -12,12 +12,7 @@ import pytest
 from shoal.core.traffic import Shadow
 from shoal.errors import NotDurable, StateRefused
 from shoal.serving.state_file import StateFile
-from shoal.serving.state_records import (
-    BackendRecord,
-    DeclaredState,
-    Deleted,
-    EndpointRecord,
-)
+from shoal.serving.state_records import BackendRecord, DeclaredState, Deleted, EndpointRecord
 
 EMBED = BackendRecord(
     tag="embed",
@@ -71,9 +66,6 @@ def refusal(path: Path) -> str:
 def alter(path: Path, statement: str, *values: object) -> None:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(statement, values)
-
-
-# what is kept
 
 
 def test_a_file_that_is_reopened_has_all_that_was_declared(path: Path) -> None:
@@ -152,9 +144,6 @@ def test_a_path_may_have_any_characters(tmp_path: Path) -> None:
         state.apply(EMBED)
     assert load(odd).backends == {"embed": EMBED}
     assert odd.exists()
-
-
-# what is refused
 
 
 def test_a_file_in_use_is_refused(written: Path) -> None:
@@ -269,9 +258,6 @@ def test_a_log_without_its_file_is_refused(written: Path) -> None:
     assert "its log is still there" in refusal(written)
 
 
-# what is damaged
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_a_damaged_byte_is_seen_or_changes_nothing(written: Path, part: int) -> None:
@@ -332,9 +318,6 @@ def test_a_refusal_shows_nothing_of_what_is_declared(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"secret", b"secre\xff"))
     assert "damaged" in refusal(path)
     assert "secre" not in refusal(path)
-
-
-# what can not be kept
 
 
 @pytest.mark.parametrize(

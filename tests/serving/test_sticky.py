@@ -2,13 +2,15 @@
 
 import math
 from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, outcomes, settle
+from batching.scenes import Held, outcomes, read, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle
@@ -26,6 +28,16 @@ async def keys_of(handle: EndpointHandle, stage: Stage) -> list[list[str]]:
         found[stage.calls[-1][0]].append(key)
     stage.calls.clear()
     return [found[number][:3] for number in range(3)]
+
+
+@asynccontextmanager
+async def holding(held: Held, **config: Any) -> AsyncGenerator[Any]:
+    """Serves code that is held from now on; yields the keys of the replicas as well."""
+    async with serving_tasks(held, **{**STICKY, **config}) as (controller, handle, stage, tasks):
+        held.gate.set()
+        keys = await keys_of(handle, stage)
+        held.gate = anyio.Event()
+        yield controller, handle, stage, tasks, keys
 
 
 def keyed(handle: EndpointHandle, key: str, item: Any) -> Any:
@@ -48,17 +60,13 @@ async def test_keys_of_one_replica_share_a_batch_and_others_do_not() -> None:
         of_first, of_second, _ = await keys_of(handle, stage)
         keys = [of_first[0], of_second[0], of_first[1], of_second[1], of_first[2]]
         await outcomes(*[keyed(handle, key, item) for item, key in enumerate(keys)])
-        assert [(number, {*items}) for number, items in sorted(stage.calls)] == [
-            (0, {0, 2, 4}),
-            (1, {1, 3}),
-        ]
+        batches = [(number, {*items}) for number, items in sorted(stage.calls)]
+        assert batches == [(0, {0, 2, 4}), (1, {1, 3})]
 
 
 async def test_a_batch_waits_for_its_replica_and_the_others_go_first(held: Held) -> None:
-    async with serving_tasks(held, **STICKY) as (_, handle, stage, tasks):
-        held.gate.set()
-        (first, *_), (second, *_), _ = await keys_of(handle, stage)
-        held.gate = anyio.Event()
+    async with holding(held) as (_, handle, stage, tasks, keys):
+        (first, *_), (second, *_), _ = keys
         await under_way(tasks, keyed(handle, first, 1))
         await under_way(tasks, keyed(handle, first, 2), keyed(handle, second, 3))
         assert stage.calls == [(0, [1]), (1, [3])]
@@ -67,11 +75,8 @@ async def test_a_batch_waits_for_its_replica_and_the_others_go_first(held: Held)
 
 
 async def test_another_replica_takes_what_is_beyond_the_load_factor(held: Held) -> None:
-    config = {**STICKY, "sticky_load_factor": 2, "num_replicas": 3}
-    async with serving_tasks(held, **config) as (_, handle, stage, tasks):
-        held.gate.set()
-        (first, *_), *_ = await keys_of(handle, stage)
-        held.gate = anyio.Event()
+    async with holding(held, sticky_load_factor=2) as (_, handle, stage, tasks, keys):
+        first = keys[0][0]
         await under_way(tasks, keyed(handle, first, 0))
         await under_way(tasks, keyed(handle, first, 1))
         assert stage.calls == [(0, [0])]
@@ -90,11 +95,8 @@ async def test_calls_without_a_key_take_any_replica(held: Held) -> None:
 
 
 async def test_waiting_requests_find_a_new_replica_when_theirs_dies(held: Held) -> None:
-    config = {**STICKY, "health_check_period_s": 1e6}
-    async with serving_tasks(held, **config) as (_, handle, stage, tasks):
-        held.gate.set()
-        (first, *_), *_ = await keys_of(handle, stage)
-        held.gate = anyio.Event()
+    async with holding(held, health_check_period_s=1e6) as (_, handle, stage, tasks, keys):
+        first = keys[0][0]
         callers = await under_way(tasks, keyed(handle, first, 1))
         callers += await under_way(tasks, keyed(handle, first, 2), keyed(handle, first, 3))
         assert stage.calls == [(0, [1])]
@@ -122,10 +124,8 @@ async def test_a_new_replica_takes_its_share_of_what_waits(held: Held) -> None:
 
 
 async def test_the_option_changes_while_requests_wait(held: Held) -> None:
-    async with serving_tasks(held, **STICKY) as (controller, handle, stage, tasks):
-        held.gate.set()
-        (first, *_), *_ = await keys_of(handle, stage)
-        held.gate = anyio.Event()
+    async with holding(held) as (controller, handle, stage, tasks, keys):
+        first = keys[0][0]
         await under_way(tasks, keyed(handle, first, 1))
         await under_way(tasks, keyed(handle, first, 2), keyed(handle, first, 3))
         assert stage.calls == [(0, [1])]
@@ -138,10 +138,8 @@ async def test_the_option_changes_while_requests_wait(held: Held) -> None:
 
 
 async def test_a_flush_does_not_wait_for_a_replica(held: Held) -> None:
-    async with serving_tasks(held, **STICKY) as (controller, handle, stage, tasks):
-        held.gate.set()
-        (first, *_), *_ = await keys_of(handle, stage)
-        held.gate = anyio.Event()
+    async with holding(held) as (controller, handle, stage, tasks, keys):
+        first = keys[0][0]
         await under_way(tasks, keyed(handle, first, 1))
         await under_way(tasks, keyed(handle, first, 2))
         backend = controller.backends["b"]
@@ -179,8 +177,7 @@ async def test_streams_are_sticky_as_well() -> None:
 
     async with serving(steps, **STICKY) as (_, handle, stage):
         for item in range(12):
-            async with handle.options(shard_key="user-1").stream(item) as stream:
-                assert [step async for step in stream] == [item]
+            assert await read(handle.options(shard_key="user-1").stream(item)) == [item]
         assert len({number for number, _ in stage.calls}) == 1
 
 

@@ -446,10 +446,9 @@ async def test_a_config_that_does_not_fit_the_code_is_refused(stage: Stage) -> N
         return item
 
     async with Controller() as controller:
+        config = {"placement": stage, "max_batch_size": 4}
         with pytest.raises(ValueError, match="takes one item at a time"):
-            await controller.create_backend(
-                "b", one, config={"placement": stage, "max_batch_size": 4}
-            )
+            await controller.create_backend("b", one, config=config)
         assert await controller.list_backends() == {}
         await anyio.sleep(100)
         assert stage.alive == []

@@ -1,6 +1,6 @@
-"""The pytest plugin, and the pages' ways to test with pytest-asyncio and pytest-trio.
+"""Shoal in pytest and in notebooks: the plugin, and what the pages say of either.
 
-Each test runs pytest on a project of its own, in a process of its own.
+Each test of pytest runs it on a project of its own, in a process of its own.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ async def square(numbers: list[int]) -> list[int]:
 USING = 'pytest_plugins = ["shoal.integrations.pytest"]'
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-code-that-batches.md"
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 NEEDS_PYTEST_ASYNCIO = pytest.mark.skipif(
     importlib.util.find_spec("pytest_asyncio") is None, reason="needs pytest-asyncio"
 )
@@ -130,9 +130,8 @@ def test_its_fixtures(request):
 
 def page(heading):
     """The first python block of the section about plugins, and the blocks below one heading."""
-    _, section = PAGE.read_text(encoding="utf-8").split(
-        "\n## With pytest-trio and pytest-asyncio\n"
-    )
+    text = (PAGES / "test-code-that-batches.md").read_text("utf-8")
+    _, section = text.split("\n## With pytest-trio and pytest-asyncio\n")
     first, *sections = re.split(r"^### ", section, flags=re.MULTILINE)
     (below,) = [one for one in sections if one.startswith(f"{heading}\n")]
     blocks = re.findall(r"^```python\n(.*?)^```$", first + below, re.MULTILINE | re.DOTALL)
@@ -171,3 +170,26 @@ async def test_it(opened):
     counts, output = outcomes(tmp_path, tests, **ON_ASYNCIO)
     assert counts == {"passed": 1, "error": 1}, output
     assert "Attempted to exit cancel scope in a different task" in output
+
+
+def test_the_page_does_in_a_kernel_what_it_says(tmp_path, monkeypatch):
+    pytest.importorskip("ipykernel")
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    _, after = (PAGES / "where-to-open.md").read_text("utf-8").split("\n### In notebooks\n")
+    section, _ = after.split("\n## ", 1)
+    fences = re.findall(r"^```(py|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    cells: list[list[str]] = []
+    for language, text in fences:
+        if language == "py":
+            cells.append([text, ""])
+        else:
+            cells[-1][1] = text
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code, _ in cells])
+    nbclient.NotebookClient(book, timeout=HANG_S, kernel_name="python3").execute()
+    printed = [
+        "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        for cell in book.cells
+    ]
+    assert printed == [wanted for _, wanted in cells]

@@ -1,9 +1,12 @@
-"""Processes are killed under load: each call ends once, and only the batches of the killed fail."""
+"""Faults under load, such as kills: each call ends once, and only those aimed at see errors."""
 
 import logging
 import random
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -11,15 +14,17 @@ import pytest
 import shoal
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
-from serving.fault_program import Footprint, shoot
-from serving.mortal_code import Mortal, Noting
+from serving.failing_code import Mortal, Noting
+from serving.fault_program import PROCESSES, TASKS, FaultProgram, Footprint, shoot
+from serving.scenes import deployed
 from shoal.core.replicas import life
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 from time_limits import HANG_S
 
-pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+pytestmark = pytest.mark.slow
+
 
 MOST = 4
 CALLERS = 12
@@ -31,6 +36,42 @@ def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     monkeypatch.setattr(life, "LONGEST_S", 0.02)
     # The log of a test holds on to errors, and these to what they are about.
     caplog.set_level(logging.CRITICAL, logger="shoal")
+
+
+@asynccontextmanager
+async def nothing_is_left() -> AsyncGenerator[None]:
+    footprint, tasks = Footprint(), living_tasks()
+    yield
+    await settle()
+    assert living_tasks() == tasks
+    footprint.check()
+
+
+async def run_program(*program: Any, **options: Any) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(life, "LONGEST_S", 0.1)
+        async with nothing_is_left():
+            await FaultProgram(*program, **options).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [(0, 20), *(pytest.param(seed, 60, marks=pytest.mark.soak) for seed in range(100, 120))],
+)
+async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(seed, faults, tmp_path):
+    await run_program(seed, faults, TASKS, tmp_path / "ledger")
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        pytest.param(1, 4, marks=pytest.mark.one_loop),
+        pytest.param(7, 300, marks=[pytest.mark.soak, pytest.mark.timeout(290)]),
+    ],
+)
+async def test_faults_of_processes_are_seen_by_those_they_are_aimed_at(seed, faults, tmp_path):
+    await run_program(seed, faults, PROCESSES, tmp_path / "ledger", pause_s=0.1)
 
 
 class Killing:
@@ -90,31 +131,19 @@ class Killing:
 
 
 async def kill(kills: int, ledger: Path, *, replicas: int, retries: int) -> Killing:
-    footprint, tasks = Footprint(), living_tasks()
-    async with Controller() as controller:
-        await controller.create_backend(
-            "b",
-            Noting,
-            str(ledger),
-            config={
-                "placement": "process",
-                "num_replicas": replicas,
-                "retries": retries,
-                "max_batch_size": MOST,
-            },
-        )
-        await controller.create_endpoint("e", backend="b")
-        killing = Killing(controller, kills)
-        await killing.run()
-        status = controller.status_now().backends["b"]
-    assert status.deaths == status.restarts == kills
-    assert (status.queued, status.ongoing) == (0, 0)
-    assert len(status.replicas) == replicas
-    assert len(killing.answered) + len(killing.failed) == killing.asked
-    del controller, killing._controller, status
-    await settle()
-    assert living_tasks() == tasks
-    footprint.check()
+    config = {"placement": "process", "num_replicas": replicas, "retries": retries}
+    config["max_batch_size"] = MOST
+    async with nothing_is_left():
+        async with Controller() as controller:
+            await deployed(controller, "b", Noting, str(ledger), config=config, endpoint="e")
+            killing = Killing(controller, kills)
+            await killing.run()
+            status = controller.status_now().backends["b"]
+        assert status.deaths == status.restarts == kills
+        assert (status.queued, status.ongoing) == (0, 0)
+        assert len(status.replicas) == replicas
+        assert len(killing.answered) + len(killing.failed) == killing.asked
+        del controller, killing._controller, status
     return killing
 
 
@@ -125,6 +154,7 @@ def ran(ledger: Path) -> list[int]:
 MANY = [pytest.mark.soak, pytest.mark.timeout(290)]
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("kills", [2, pytest.param(400, marks=MANY)])
 async def test_replicas_that_are_killed_fail_their_batch_alone(kills: int, tmp_path: Path) -> None:
     killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=0)
@@ -142,6 +172,7 @@ async def test_replicas_that_are_killed_fail_their_batch_alone(kills: int, tmp_p
     assert set(killing.answered) <= set(items)
 
 
+@pytest.mark.real_time
 @pytest.mark.one_loop
 @pytest.mark.parametrize("kills", [1, pytest.param(100, marks=MANY)])
 async def test_nobody_sees_a_kill_where_batches_may_run_again(kills: int, tmp_path: Path) -> None:
@@ -150,6 +181,7 @@ async def test_nobody_sees_a_kill_where_batches_may_run_again(kills: int, tmp_pa
     assert set(killing.answered) <= set(ran(tmp_path / "ledger"))
 
 
+@pytest.mark.real_time
 async def test_readiness_tells_of_a_lone_worker_that_died_and_recovers(tmp_path: Path) -> None:
     flag = tmp_path / "no replica can start"
     app = shoal.App()
