@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 import shoal
-from batching.callers import *  # noqa: F403 - tests of other folders find all here
 from batching.callers import launch
 from shoal.core.events import BatchObserver, BatchRecord
 from shoal.testing import settle as settle

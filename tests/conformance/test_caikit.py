@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Recorder, line_up, outcome, outcomes_in_order
+from batching.callers import line_up, outcome, outcomes_in_order
+from batching.scenes import Recorder
 from shoal.testing.asgi import Call, calling
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])

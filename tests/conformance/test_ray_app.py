@@ -12,7 +12,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import shoal
-from batching.scenes import Held, Recorder, outcome, outcomes, settle
+from batching.callers import outcome, outcomes
+from batching.scenes import Held, Recorder, settle
 from conformance.replica_scenes import chain, service
 from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import AppLifespan

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcomes
+from batching.callers import outcomes
 from conformance import batched_backends as code
 from conformance.replica_scenes import service
 from shoal.serving.controller.controller import Controller

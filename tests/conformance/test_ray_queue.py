@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, launch, outcomes, outcomes_in_order, read_all, settle
+from batching.callers import LEFT, PENDING, launch, outcomes, outcomes_in_order, read_all
+from batching.scenes import settle
 
 KINDS = pytest.mark.parametrize("kind", ["function", "method"])
 # How the two arguments of a call are passed.

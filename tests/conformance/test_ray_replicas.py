@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, Held, Recorder, launch, line_up, outcome, outcomes, settle
+from batching.callers import LEFT, launch, line_up, outcome, outcomes
+from batching.scenes import Held, Recorder, settle
 from conformance.replica_scenes import chain, living_tasks, served, service
 from shoal.errors import ShutDown
 from shoal.serving.controller.controller import Controller

@@ -17,7 +17,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Caller, Recorder, launch, line_up, outcome, settle
+from batching.callers import PENDING, Caller, launch, line_up, outcome
+from batching.scenes import Recorder, settle
 
 HIGH, LOW = 1, 2
 WHEN = pytest.mark.parametrize("when", ["as they come", "when the batch is closed"])

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 import shoal
-from batching.scenes import (
-    PENDING,
-    Recorder,
-    launch,
-    line_up,
-    opening,
-    outcomes,
-    outcomes_in_order,
-)
+from batching.callers import PENDING, launch, line_up, outcomes, outcomes_in_order
+from batching.scenes import Recorder, opening
 
 ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
 BY_ROWS: dict[str, Any] = {

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, launch, line_up, outcomes_in_order, settle
+from batching.callers import launch, line_up, outcomes_in_order
+from batching.scenes import Held, Recorder, settle
 
 PREFERRED = {
     "max_batch_size": 8,

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import shoal
-from batching.scenes import outcome
+from batching.callers import outcome
 from handlers import ask_once, echo
 from serving.scenes import ScriptedReplica, Stage
 from shoal import errors

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import read_all
+from batching.callers import read_all
 from replicas.local_replicas import calls_of, failure_of, pretend, serving
 from shoal.errors import WrongResultType
 from shoal.testing import settle

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Caller, line_up, outcome, read
+from batching.callers import Caller, line_up, outcome, read
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.playing import gone, made, noted, playing
 from replicas.process_backends import Block, Unreadable, Unsendable

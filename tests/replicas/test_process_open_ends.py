@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Caller, line_up
+from batching.callers import Caller, line_up
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas.open_backends import Open
 from replicas.playing import noted

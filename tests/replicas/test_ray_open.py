@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batching.scenes import outcome
+from batching.callers import outcome
 from event_loops import one_loop_for_the_file as one_loop_for_the_file
 from replicas import test_process_open
 from replicas.playing import playing

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import read_all
+from batching.callers import read_all
 from replicas.local_replicas import (
     HeldSteps,
     TwoHeld,

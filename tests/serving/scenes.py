@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from batching.scenes import line_up, settle
+from batching.callers import line_up
+from batching.scenes import settle
 from handlers import echo as echo
 from shoal.batching.current import running_replica
 from shoal.errors import ReplicaDied, ReplicaNotStarted
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from batching.scenes import Caller
+    from batching.callers import Caller
     from shoal.replicas.code.instance import Description
     from shoal.replicas.contract import Blueprint
     from shoal.serving.controller.endpoints import EndpointHandle

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batching.scenes import PENDING, Held, Records, line_up, outcomes, settle
+from batching.callers import PENDING, line_up, outcomes
+from batching.scenes import Held, Records, settle
 from serving.scenes import (
     Gated,
     ScriptedReplica,

@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from batching.scenes import read
+from batching.callers import read
 from serving.scenes import deployed
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions

@@ -9,7 +9,8 @@ from unittest import mock
 import anyio
 import pytest
 
-from batching.scenes import PENDING, Held, line_up, outcome, outcomes, read, settle
+from batching.callers import PENDING, line_up, outcome, outcomes, read
+from batching.scenes import Held, settle
 from serving.scenes import (
     Gated,
     ScriptedReplica,

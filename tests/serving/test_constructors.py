@@ -14,7 +14,7 @@ import pytest
 import sniffio
 
 import shoal
-from batching.scenes import outcome, read
+from batching.callers import outcome, read
 from conformance.replica_scenes import served
 from serving import kinds_code
 from serving.composed_code import plain_until_draining, until_draining

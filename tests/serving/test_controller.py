@@ -6,7 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import LEFT, PENDING, Held, Records, line_up, outcome, settle
+from batching.callers import LEFT, PENDING, line_up, outcome
+from batching.scenes import Held, Records, settle
 from serving.scenes import (
     Gated,
     Stage,

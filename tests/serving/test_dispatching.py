@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, read, settle
+from batching.callers import LEFT, PENDING, line_up, outcome, outcomes, read
+from batching.scenes import Held, settle
 from serving.scenes import (
     Gated,
     ScriptedReplica,

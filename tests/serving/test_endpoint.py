@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
+from batching.callers import LEFT, PENDING, line_up, outcome, outcomes
+from batching.scenes import Held, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.batching.current import current_backend_tag
 from shoal.errors import (

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 import shoal
-from batching.scenes import PENDING, Held, line_up, outcome, outcomes, read, settle
+from batching.callers import PENDING, line_up, outcome, outcomes, read
+from batching.scenes import Held, settle
 from serving.failing_code import RefusedOnce, StreamRefusedOnce
 from serving.scenes import deployed, under_way
 from shoal.replicas.local.task import TaskReplica

@@ -5,7 +5,8 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import PENDING, line_up, settle
+from batching.callers import PENDING, line_up
+from batching.scenes import settle
 from serving.scenes import Gated, Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import NotEnoughGpus, ReplicaNotStarted
 from shoal.serving.controller.controller import Controller

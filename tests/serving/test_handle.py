@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, line_up, outcome, outcomes, read, settle
+from batching.callers import line_up, outcome, outcomes, read
+from batching.scenes import Held, settle
 from serving.scenes import Stage, deployed, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.definition import accept_batch

@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, outcomes, read
+from batching.callers import outcome, outcomes, read
 from serving.scenes import serving, serving_tasks, under_way
 from shoal.errors import HandlerTimeout, NoSuchModel, NoSuchName, ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle

@@ -12,7 +12,7 @@ import pytest
 from live_server import live, request
 
 import shoal
-from batching.scenes import outcome
+from batching.callers import outcome
 from serving.open_code import answers_slowly, writes
 from serving.scenes import deployed
 from shoal.errors import ReplicaDied

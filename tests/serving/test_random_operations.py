@@ -21,7 +21,8 @@ from anyio.abc import TaskGroup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from batching.scenes import LEFT, PENDING, Caller, settle
+from batching.callers import LEFT, PENDING, Caller
+from batching.scenes import settle
 from serving.scenes import ScriptedReplica, Stage
 from shoal.batching.current import current_backend_tag
 from shoal.errors import ReplicaDied, ReplicaNotStarted, ShoalError

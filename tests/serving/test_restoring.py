@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome
+from batching.callers import line_up, outcome
 from handlers import double
 from serving.scenes import Stage, deployed
 from shoal import errors

@@ -5,7 +5,8 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import PENDING, line_up, outcome, settle
+from batching.callers import PENDING, line_up, outcome
+from batching.scenes import settle
 from serving.scenes import Stage, echo, failing, in_turn, serving, serving_tasks, slowly, under_way
 from shoal.serving.controller.controller import Controller
 

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import line_up, outcome, settle
+from batching.callers import line_up, outcome
+from batching.scenes import settle
 from serving.scenes import deployed
 from shoal.serving.controller.controller import Controller
 

@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from batching.scenes import Held, line_up, outcome, outcomes, read, settle
+from batching.callers import line_up, outcome, outcomes, read
+from batching.scenes import Held, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, under_way
 from shoal.core.traffic import Shadow
 from shoal.errors import InUse, NoSuchName

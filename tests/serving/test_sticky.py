@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, outcomes, read, settle
+from batching.callers import outcomes, read
+from batching.scenes import Held, settle
 from serving.scenes import Stage, echo, serving, serving_tasks, slowly, under_way
 from shoal.errors import ReplicaDied
 from shoal.serving.controller.endpoints import EndpointHandle

@@ -10,7 +10,8 @@ from unittest.mock import AsyncMock
 import anyio
 import pytest
 
-from batching.scenes import PENDING, Held, line_up, outcome, settle
+from batching.callers import PENDING, line_up, outcome
+from batching.scenes import Held, settle
 from serving.scenes import (
     Gated,
     Stage,
