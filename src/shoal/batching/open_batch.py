@@ -287,9 +287,8 @@ class OpenBatch(Generic[T, R]):
     def _look(self) -> None:
         joining = self._joining
         joining.pull()
-        self._drop_ended()
-        if self._ahead:
-            self._ahead = [request for request in self._ahead if not request.ended]
+        if len(self._active) + len(self._ahead) + len(joining.joined) > self._batch.active:
+            self._drop_ended()
         if joining.joined:
             self._ahead += [
                 OpenRequest[T, R](request, self._run)
@@ -299,12 +298,8 @@ class OpenBatch(Generic[T, R]):
             joining.joined.clear()
 
     def _drop_ended(self) -> None:
-        # In each step for each request: a call of `ended` would double the time.
-        self._active = [
-            each
-            for each in self._active
-            if each._request.state is RUNNING  # pyright: ignore[reportPrivateUsage]
-        ]
+        self._active = [request for request in self._active if not request.ended]
+        self._ahead = [request for request in self._ahead if not request.ended]
 
     async def join(self) -> list[OpenRequest[T, R]]:
         """Waits until requests join, and returns them; an empty list if no more will join.

@@ -139,7 +139,8 @@ class OpenWork:
     # How requests join.
 
     def pull(self) -> None:
-        self.flush()
+        if self._answers:
+            self.flush()
         self._read_messages()
         self.batch.forget_ended()
         if not self._held:
