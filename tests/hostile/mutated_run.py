@@ -113,7 +113,8 @@ def run_mutated(
     """Makes hostile connections, and then waits until nothing is left of them."""
     found = Mutated()
     try:
-        warm_up(server)
+        # The memory of the most connections at once is no growth, nor what they import and cache.
+        warm_up(server, max(WARM_UP, connections // 20))
     except OSError:  # it did not live through that
         return Mutated(WARM_UP, is_up=False)
     sockets, tasks, memory, log = (
@@ -142,11 +143,11 @@ def run_mutated(
     return found
 
 
-def warm_up(server: HostileServer) -> None:
-    """Has a server import, and cache, what all protocols need, so that this is no growth."""
+def warm_up(server: HostileServer, connections: int = WARM_UP) -> None:
+    """Makes other hostile connections than a run."""
     poll = select.poll()
     window: dict[int, Client] = {}
-    for number in range(WARM_UP):
+    for number in range(connections):
         _begin(Client(server, hostile_connection(-1, number)), Mutated(), window, poll)
     _turns(Mutated(), window, poll, at_most=0)
     sockets = server.sockets()
