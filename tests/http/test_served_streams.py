@@ -7,7 +7,7 @@ import anyio
 import pytest
 import trio
 import trio.testing
-from held_app import served
+from held_app import answers_counted, served
 
 import shoal
 from handlers import app_of, ask_once, ask_together, asking
@@ -142,15 +142,20 @@ async def test_a_client_that_reads_slowly_holds_the_handler_and_gets_all_in_orde
         assert server.counts() == (2, 2)
 
 
-async def test_a_client_that_leaves_between_items_closes_the_handler(streaming, steps):
+@pytest.mark.parametrize("items", [0, 2], ids=["before the first item", "between items"])
+async def test_a_client_that_leaves_closes_the_handler_and_is_counted(streaming, steps, items):
     async with served(streaming) as server:
-        (client,) = await begun(server, steps)
-        await steps.take(1)
+        client = server.connect()
+        client.ask("/steps", 1, headers=[": ".join(LINES)])
+        await anyio.sleep(2 * WAIT_S)
+        await steps.take(*range(items))
         client.leave()
         await settle()
         assert steps.closed
+        assert items_of(client) == [*range(items)]
         assert client.releases == 1
         assert server.counts() == (1, 1)
+        assert await answers_counted(streaming, "steps") == {"left": 1}
 
 
 async def test_a_connection_lost_as_an_item_is_sent_leaves_the_others(
