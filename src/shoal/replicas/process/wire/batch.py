@@ -36,6 +36,9 @@ MetadataParts: TypeAlias = (
 
 # The options of a request that has none.
 USUAL: Final = RequestOptions()
+# The options that are sent as columns, and their usual values.
+_COLUMNS: Final = attrgetter("deadline", "priority", "asked_priority", "cost", "model")
+_USUAL_VALUES: Final = _COLUMNS(USUAL)
 
 
 class SentMetadata(dict[str, Any]):
@@ -171,10 +174,6 @@ def options_as_data(requests: Sequence[Request]) -> tuple[Any, ...] | None:
         *[None if values.count(usual) == len(values) else values for values, usual in columns],
         *metadata_as_data(options),
     )
-
-
-_COLUMNS: Final = attrgetter("deadline", "priority", "asked_priority", "cost", "model")
-_USUAL_VALUES: Final = (None, 1, None, 1, None)
 
 
 def metadata_as_data(
