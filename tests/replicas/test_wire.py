@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -317,6 +318,31 @@ async def test_a_closed_connection_frees_its_buffer_at_once(ends):
         assert alive() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("soon", [0, 1], ids=["at once", "some soon"])
+async def test_a_full_socket_gets_all_frames_in_their_order_while_others_run(ends, soon):
+    connection, reader = FrameConnection(ends[0]), FrameConnection(ends[1])
+    sizes = [200_000 if nth % 10 == 0 else 10 for nth in range(40)]
+    got = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(connection.write)
+        for nth, size in enumerate(sizes):
+            send = connection.send_soon if soon and nth % 3 == 1 else connection.send
+            send(encoded(FrameKind.RESULT, nth, [bytes(size)]))
+        with anyio.fail_after(HANG_S):
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()
+            unsent = connection.unsent_bytes
+            assert 0 < unsent < sum(sizes)
+            while len(got) < len(sizes):
+                await reader.read_once(lambda frame: got.append((frame.id, len(frame.body))))
+        assert got == [*enumerate(sizes)]
+        assert connection.unsent_bytes == 0
+        tasks.cancel_scope.cancel()
+    for one in (connection, reader):
+        one.close()
 
 
 @pytest.mark.real_time
