@@ -107,7 +107,6 @@ TIMER_STEPS = st.lists(
         st.tuples(st.just("add"), st.sampled_from([0.0, 1.0, 1.0, 2.0, 5.0, math.inf])),
         st.tuples(st.just("forget"), st.integers(0, 20)),
         st.tuples(st.just("due"), st.sampled_from([0.0, 0.5, 1.0, 3.0, math.inf])),
-        st.tuples(st.just("keep"), st.integers(1, 3)),
     ),
     max_size=60,
 )
@@ -132,10 +131,6 @@ def test_timers_are_a_sorted_list(steps: list[tuple[str, Any]]) -> None:
             assert list(timers.due(how)) == [number for _, number, _ in due]
             gone += [timer for _, _, timer in due]
             del here[: len(due)]
-        elif what == "keep":
-            timers.keep(lambda number, how=how: number % how == 0)
-            gone += [timer for _, number, timer in here if number % how]
-            here = [entry for entry in here if entry[1] % how == 0]
         assert len(timers) == len(here)
         assert timers.next_at() == (here[0][0] if here else math.inf)
         assert timers.first() == (here[0][1] if here else None)
@@ -148,6 +143,14 @@ def test_timers_that_are_forgotten_take_no_room() -> None:
         timers.forget(timers.add(1.0 + n % 7, "it"))
     assert len(timers._heap) < 200
     assert len(timers) == 1
+
+
+def test_timers_whose_subjects_are_not_wanted_take_no_room() -> None:
+    timers = Timers(lambda n: n == 3)
+    for n in range(10_000):
+        timers.add(1.0, n)
+    assert len(timers._heap) < 200
+    assert 3 in timers.due(1.0)
 
 
 def test_what_is_due_may_be_forgotten_while_others_are_and_after() -> None:

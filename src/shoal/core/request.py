@@ -28,7 +28,7 @@ Invariants:
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -84,44 +84,48 @@ class RequestBatch:
     on_left: Callable[[Request | None], object] | None
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class RequestOptions:
     """The options of one request: those of its call, its priority, cost and bucket key."""
 
     # In a queue of requests that are not all alike, each has its own record. Otherwise requests
-    # share one, or have None.
+    # share one, or have None. Most records change few of these.
 
-    deadline: float | None = None
-    metadata: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    priority: int = 1
-    cost: float = 1
-    # All requests of one batch have equal keys.
-    key: Hashable = None
     # Its deadline, or that of its caller's scopes if it is earlier: batches are formed for it.
-    due: float | None = field(init=False)
+    due: float | None = None
     # The `Member` that it prefers; None for no preference.
-    home: Any = field(default=None, init=False)
+    home: Any = None
     # The model that it needs; None for none.
-    model: str | None = field(default=None, init=False)
-    queue_timeout_s: float | None = field(default=None, init=False)
+    model: str | None = None
+    queue_timeout_s: float | None = None
     # Its position in the order of arrival; set by the queue.
-    number: int = field(default=0, init=False)
+    number: int = 0
     # When it was moved behind others because it had waited too long.
-    delayed_at: float | None = field(default=None, init=False)
+    delayed_at: float | None = None
     # The level that its caller requested, if any.
-    asked_priority: int | None = field(default=None, init=False)
+    asked_priority: int | None = None
     # The factory of this record; admission checks whether it is still the current one.
-    options_factory: object = field(default=None, init=False)
+    options_factory: object = None
     # Entries of the batcher's `Timers`, for its deadline and for its time in the queue.
-    timer: list[Any] | None = field(default=None, init=False)
-    queue_timer: list[Any] | None = field(default=None, init=False)
+    timer: list[Any] | None = None
+    queue_timer: list[Any] | None = None
     # Whether the end of its time in the queue moves it behind others, instead of failing it.
-    delays: bool | None = field(default=None, init=False)
+    delays: bool | None = None
     # Whether it waits for a place in a full queue, whatever `overload` says.
-    waits_for_room: bool = field(default=False, init=False)
+    waits_for_room: bool = False
 
-    def __post_init__(self) -> None:
-        self.due = self.deadline
+    def __init__(
+        self,
+        deadline: float | None = None,
+        metadata: Mapping[str, Any] = NOTHING,
+        priority: int = 1,
+        cost: float = 1,
+        key: Hashable = None,
+    ) -> None:
+        self.deadline = self.due = deadline
+        self.metadata = metadata
+        self.priority = priority
+        self.cost = cost
+        self.key = key  # all requests of one batch have equal keys
 
 
 class Returned(NamedTuple):

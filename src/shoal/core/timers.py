@@ -29,33 +29,33 @@ _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 
 
 class Timers:
-    __slots__ = ("_forgotten", "_heap", "_numbers", "_sweep_at")
+    """Timers in order of time; a subject that is not wanted any more counts as cancelled."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_heap", "_is_wanted", "_numbers", "_sweep_at")
+
+    def __init__(self, is_wanted: Callable[[Any], bool] = lambda _: True) -> None:
         self._heap: list[Timer] = []
+        self._is_wanted = is_wanted
         self._numbers = count()
-        self._forgotten = 0
-        # How many cancelled entries trigger a sweep: the number of entries left by the last one.
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
     def add(self, at: Any, what: object) -> Timer:
         """`what` is any subject other than None."""
-        if self._forgotten > self._sweep_at:
-            self.keep(lambda _: True)
+        if len(self._heap) > self._sweep_at:
+            self._sweep()
         timer = [at, next(self._numbers), what]
         heapq.heappush(self._heap, timer)
         return timer
 
-    def forget(self, timer: Timer) -> None:
-        if timer[2] is not None:
-            timer[2] = None
-            self._forgotten += 1
+    @staticmethod
+    def forget(timer: Timer) -> None:
+        timer[2] = None
 
-    def keep(self, is_wanted: Callable[[Any], bool]) -> None:
-        self._heap = [one for one in self._heap if one[2] is not None and is_wanted(one[2])]
+    def _sweep(self) -> None:
+        wanted = self._is_wanted
+        self._heap = [one for one in self._heap if one[2] is not None and wanted(one[2])]
         heapq.heapify(self._heap)
-        self._forgotten = 0
-        self._sweep_at = max(_FORGOTTEN_WORTH_A_SWEEP, len(self._heap))
+        self._sweep_at = 2 * len(self._heap) + _FORGOTTEN_WORTH_A_SWEEP
 
     def next_at(self) -> float:
         timer = self._next()
@@ -77,11 +77,10 @@ class Timers:
         heap = self._heap
         while heap and heap[0][2] is None:
             heapq.heappop(heap)
-            self._forgotten -= 1
         return heap[0] if heap else None
 
     def __len__(self) -> int:
-        return len(self._heap) - self._forgotten
+        return sum([one[2] is not None for one in self._heap])
 
 
 MADE_LATE: Final = "was made after its deadline"
@@ -134,11 +133,9 @@ class Overdue:
         if asked is None:
             return
         if (timer := asked.timer) is not None:
-            self.timers.forget(timer)
-            asked.timer = None
-        if asked.queue_timer is not None:
-            self.timers.forget(asked.queue_timer)
-            asked.queue_timer = None
+            asked.timer = timer[2] = None
+        if (timer := asked.queue_timer) is not None:
+            asked.queue_timer = timer[2] = None
 
     def _watch_queued(self, request: Request, asked: RequestOptions) -> float:
         limit_s, asked.delays = asked.queue_timeout_s, False

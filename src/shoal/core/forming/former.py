@@ -187,7 +187,7 @@ class Former:
             return decision
         if pressures.unseen and pressures.must_see(decision):
             # Now their deadlines matter, and may change the decision.
-            pressures.see(self.live)
+            pressures.see()
             return self.decide(now)
         if pressures.has_times:
             decision = pressures.shortened(decision)

@@ -48,7 +48,7 @@ class PressureTracker:
         self.covered: dict[Request, None] = {}
         # The requests of the last `take` that were `covered`.
         self._handed_out: dict[Request, None] = {}
-        self._leave_by = Timers()
+        self._leave_by = Timers(_is_queued)
         # Whether the dispatch time of any request is known.
         self.has_times = False
         # Requests with a due time that was not processed. Most of them leave before it is needed,
@@ -76,7 +76,7 @@ class PressureTracker:
             urgent_before = math.inf if lead_s is None else self.asleep_until + lead_s
             self.urgent_before = urgent_before
         if due < urgent_before:
-            is_urgent = self._note(request, due, live) < self.asleep_until
+            is_urgent = self._note(request, due) < self.asleep_until
             if is_urgent:
                 self.urgent_before = -math.inf  # the slot decides as soon as it runs
             return is_urgent
@@ -94,11 +94,11 @@ class PressureTracker:
         lead_s = self.lead_s(self._most_cost)
         return lead_s is None or self._earliest_unseen - lead_s < wait.until
 
-    def see(self, live: int) -> None:
+    def see(self) -> None:
         for request in self.unseen:
             asked = request.options
             if request.state is State.QUEUED and asked is not None and asked.due is not None:
-                self._note(request, asked.due, live)
+                self._note(request, asked.due)
         self.unseen.clear()
         self._earliest_unseen = math.inf
 
@@ -107,7 +107,7 @@ class PressureTracker:
         self.unseen = []
         self._earliest_unseen = math.inf
         self.has_times = False
-        self._leave_by = Timers()
+        self._leave_by = Timers(_is_queued)
         self._handed_out = {}
 
     def pressure(self, now: float) -> Pressure | None:
@@ -147,15 +147,13 @@ class PressureTracker:
         run_s = None if cost == math.inf else self._model.bound_s(cost)
         return None if run_s is None else run_s * _MARGIN + _MARGIN_S
 
-    def _note(self, request: Request, due: float, live: int) -> float:
+    def _note(self, request: Request, due: float) -> float:
         # The batch that it leaves with would cost that much.
         lead_s = self.lead_s(min(self._waiting_cost(), self._most_cost))
         leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s
         if leave_by < math.inf:
             self.has_times = True
             self._leave_by.add(leave_by, request)
-            if len(self._leave_by) > 2 * live + LEFTOVERS_WORTH_A_SWEEP:
-                self._leave_by.keep(_is_queued)
         return leave_by
 
     def _first(self) -> Request | None:
