@@ -23,12 +23,11 @@ from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
 from shoal.http.app.declarations import Declarations
 from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
-from shoal.http.app.middleware import AppGuard, with_middleware
-from shoal.http.app.pages import OUTSIDE, Pages
+from shoal.http.app.middleware import Layers
+from shoal.http.app.pages import Pages
 from shoal.http.app.router import AppRouter
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
-from shoal.http.requests.exchange import split_path
 from shoal.http.requests.failed_batches import FailedBatchLog, batch_observers
 from shoal.http.requests.shared_parts import SharedParts
 from shoal.replicas.code.definition import Definition
@@ -38,7 +37,6 @@ from shoal.serving.controller.controller import Controller
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
     DEFAULT_METHODS,
-    RESERVED,
     checked_methods,
     checked_path,
     checked_tag,
@@ -112,17 +110,13 @@ class App:
         self.allowed_modules: Sequence[str] | None = None
         self.observers = Observers()
         self._batch_observers = batch_observers(self.settings)
-        self._phase: Phase = "not open"
         self._declared = Declarations()
         self._shared = SharedParts(self.settings)
         dispatcher = RouteDispatcher(self._shared)
         self._router = AppRouter(self._declared, dispatcher)
-        entered = with_middleware(checked_middleware("middleware", middleware), self._router)
-        guarded = AppGuard(entered, dispatcher)
-        self._apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
-        if guarded.checks_all:
-            self._apps["http"] = guarded
+        self._layers = Layers(checked_middleware("middleware", middleware), self._router)
         self.tracer: RequestTracer | None = None
+        self._enter_phase("not open")
         self.own_pages = Pages(self._declared, self._shared, self._now)
         self.own_pages.add_to(self._router.pages)
 
@@ -352,7 +346,7 @@ class App:
         """
         if self._is_up():
             raise RuntimeError("the application is open already")
-        self._phase = "opening"
+        self._enter_phase("opening")
         self._declared.loading = [*self._declared.backends]
         try:
             async with (
@@ -366,7 +360,7 @@ class App:
                 # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
         finally:
-            self._phase = "closed"
+            self._enter_phase("closed")
 
     def _controller(self) -> Controller:
         if self.state is None or self.allowed_modules is None:
@@ -401,11 +395,11 @@ class App:
                 self._router.set_controller(None)
                 for one in self._batch_observers:
                     controller.observers.remove(one)
-                self._phase = "closed"
+                self._enter_phase("closed")
 
     def _serve(self, controller: Controller) -> None:
         self._router.set_controller(controller)
-        self._phase = "open"
+        self._enter_phase("open")
 
     def begin_drain(self) -> None:
         """Prepares the shutdown: the application is no longer ready, and batches start at once.
@@ -413,7 +407,7 @@ class App:
         Calls are still accepted, since a load balancer routes them here until it notices.
         """
         if self._phase == "open":
-            self._phase = "draining"
+            self._enter_phase("draining")
             assert self.controller is not None
             self.controller.drain()
 
@@ -421,27 +415,25 @@ class App:
         """Makes a span for each request from now on; returns a function that stops that."""
         from shoal.http.app.traced import RequestTracer  # with OpenTelemetry
 
-        self.tracer = RequestTracer(tracer, self._router.declared_path)
-        return partial(setattr, self, "tracer", None)
+        self._trace_with(RequestTracer(tracer, self._router.declared_path))
+        return partial(self._trace_with, None)
+
+    def _trace_with(self, tracer: RequestTracer | None) -> None:
+        self.tracer = tracer
+        self._enter_phase(self._phase)
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Counts a request in the metrics that this package's server has answered itself."""
         self._shared.times.count(NO_ENDPOINT, "other", status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
-        if kind == "lifespan":
-            await run_lifespan(self.lifespan, receive, send)
-        elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
-            await self._router(scope, receive, send)
-        elif self._phase == "opening":
-            await self._router.refuse_while_starting(scope, receive, send)
-        else:
-            app = self._apps.get(kind, self._router)
-            if self.tracer is None:
-                await app(scope, receive, send)
-            else:
-                await self.tracer.call_app(app, scope, receive, send)
+        await self._apps.get(scope["type"], self._router)(scope, receive, send)
+
+    def _enter_phase(self, phase: Phase) -> None:
+        self._phase: Phase = phase
+        # What answers each type of scope.
+        self._apps = self._layers.apps(self.tracer, is_opening=phase == "opening")
+        self._apps["lifespan"] = partial(run_lifespan, self.lifespan)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

@@ -24,7 +24,10 @@ _MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
 
 
 async def run_lifespan(
-    lifespan: Callable[[], AbstractAsyncContextManager[None]], receive: Receive, send: Send
+    lifespan: Callable[[], AbstractAsyncContextManager[None]],
+    _scope: Scope,
+    receive: Receive,
+    send: Send,
 ) -> None:
     """Opens and closes an application at the messages of its server."""
     # A failure is reported to the server with the user's frames, unless it is a mistake in a

@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from shoal.asgi.extensions import DISCONNECT, GUARDED
 from shoal.asgi.headers import BadRequest, RequestGuard
+from shoal.http.app.pages import OUTSIDE
 from shoal.http.app.router import refuse_socket
 from shoal.http.requests.dispatch import ProblemRoute
+from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import Problem
+from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from shoal.http.app.router import AppRouter
+    from shoal.http.app.traced import RequestTracer
     from shoal.http.requests.dispatch import RouteDispatcher
 
 T = TypeVar("T")
@@ -48,6 +53,33 @@ def within(app: Any, kind: type[T]) -> T | None:
             return app
         app = getattr(app, "app", None)
     return None
+
+
+class Layers:
+    """The middleware of an application around its router."""
+
+    def __init__(self, middleware: Sequence[Any], router: AppRouter) -> None:
+        self._router = router
+        entered = with_middleware(middleware, router)
+        self._guarded = AppGuard(entered, router.dispatcher)
+        self._entered = self._guarded if self._guarded.checks_all else entered
+
+    def apps(self, tracer: RequestTracer | None, *, is_opening: bool) -> dict[str, ASGIApp]:
+        """Returns what answers HTTP requests and WebSockets; other scopes are the router's."""
+        http: ASGIApp = self._entered
+        websocket: ASGIApp = self._guarded
+        if is_opening:
+            http = websocket = self._router.refuse_while_starting
+        elif tracer is not None:
+            http, websocket = partial(tracer.call_app, http), partial(tracer.call_app, websocket)
+        if http is not self._router:
+            http = partial(self._call_within, http)
+        return {"http": http, "websocket": websocket}
+
+    async def _call_within(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        if RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
+            app = self._router
+        await app(scope, receive, send)
 
 
 class AppGuard:

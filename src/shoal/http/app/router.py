@@ -93,6 +93,12 @@ class EndpointTable:
                         raise
                     _log.exception("the protocol of %s failed", type(protocol).__qualname__)
 
+    def current(self) -> EndpointTable:
+        """Returns the table, rebuilt if the endpoints have changed."""
+        if self.registry.version != self.version:
+            self.rebuild()
+        return self
+
     def _add_own(self, endpoints: Sequence[Endpoint]) -> None:
         """Adds the routes of Shoal's own protocol: each endpoint is at its declared path."""
         if not endpoints:
@@ -124,7 +130,7 @@ class AppRouter:
         self.pages = PathTable[Route]()
         self._table: EndpointTable | None = None
         self._declared = declared
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._shared = dispatcher.shared
         self._options = options = self._shared.options
         self._protocols = protocol_objects(options.protocols)
@@ -135,13 +141,6 @@ class AppRouter:
             self._shared.begin()
             self._table = EndpointTable(controller, self._options, self._protocols)
 
-    def _current_table(self) -> EndpointTable | None:
-        """Returns the routes of the endpoints, rebuilt if these have changed; None if not open."""
-        table = self._table
-        if table is not None and table.registry.version != table.version:
-            table.rebuild()
-        return table
-
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
@@ -151,10 +150,10 @@ class AppRouter:
                 route = match.routes.get(method) or route_for(method, match.routes)
                 if match.params:
                     scope = with_params(scope, match)
-                return self._dispatcher.dispatch(scope, receive, send, route)
+                return self.dispatcher.dispatch(scope, receive, send, route)
             if self._declared.mounted_at(path) is None:
                 route = self._elsewhere(path, method)
-                return self._dispatcher.dispatch(scope, receive, send, route)
+                return self.dispatcher.dispatch(scope, receive, send, route)
         return self._dispatch_other(scope, receive, send, root, path)
 
     def _elsewhere(self, path: str, method: str) -> Route:
@@ -163,21 +162,21 @@ class AppRouter:
         if path == "/" and method in ("GET", "HEAD"):
             landing = self.pages.at(path, "GET")
             route = landing and landing.routes["GET"]
-        elif (table := self._current_table()) is not None:
-            route = table.elsewhere(path)
+        elif self._table is not None:
+            route = self._table.elsewhere(path)
         return route or ProblemRoute(NOT_FOUND)
 
     def at(self, path: str, method: str) -> PathMatch[Route] | None:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
-        table = self._current_table()
+        table = self._table
         if table is None:
             return self._declared.routed_to(ProblemRoute(NOT_OPEN)).at(path, method)
-        return table.routes.at(path, method)
+        return table.current().routes.at(path, method)
 
     async def refuse_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._dispatcher.dispatch(scope, receive, send, ProblemRoute(STARTING))
+            await self.dispatcher.dispatch(scope, receive, send, ProblemRoute(STARTING))
         elif (await receive())["type"] == "websocket.connect":
             await refuse_socket(self._shared, scope, send, STARTING)
 
@@ -190,14 +189,15 @@ class AppRouter:
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
         kind, mounted = scope["type"], self._declared.mounted_at(path)
-        table = self._current_table() if kind == "websocket" else None
-        match = None if table is None else table.sockets.at(path, "GET")
+        match = None
+        if kind == "websocket" and self._table is not None:
+            match = self._table.current().sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):
             await self._handle_socket(scope, receive, send, match)
         elif mounted is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
-            await self._dispatcher.call_app(app, below, receive, send)
+            await self.dispatcher.call_app(app, below, receive, send)
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
