@@ -98,7 +98,7 @@ class Session:
         # The thread of its event loop. Whether a caller in this thread is also in this loop is
         # checked where the call is awaited.
         self.thread = self.home.thread
-        self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
+        self.entry = Entry(self._intake, handler.binding, options, counters)
         self.slots = self._new_slots()
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None

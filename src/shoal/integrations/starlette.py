@@ -285,13 +285,12 @@ async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
     offered = extensions.get(DISCONNECT)
     if offered is not None:
         return await run_unless_left(offered["when_left"], run)
-    client = WatchedClient(request.receive, b"-")
+    client = WatchedClient(request.receive)
     async with _disconnects() as disconnects:
         try:
             return await run_unless_left(partial(disconnects.watch, client), run)
         finally:
-            # Servers and middleware may fail if `receive` is pending as a response ends.
-            await client.stopped()
+            await disconnects.stop(client)
 
 
 def _request_in(args: tuple[Any, ...], values: Mapping[str, Any]) -> Request:

@@ -47,13 +47,11 @@ class Entry:
         intake: Intake,
         binding: Binding,
         options: BatchOptions,
-        now: Callable[[], float],
         counters: Counters,
     ) -> None:
         self.intake = intake
         self._binding = binding
         self.item = binding.item
-        self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
         self.configure(options)
@@ -91,15 +89,13 @@ class Entry:
                 run = partial(self._map, [item], one, return_exceptions=False)
                 [value] = await (run() if when_left is None else run_unless_left(when_left, run))
                 return value
-            options = None
+            now, options = intake.now(), None
             if call_options is not None or self.needs_options:
-                given = call_options or NO_CALL_OPTIONS
-                options = self._request_options_of(item, given, self.now())
-            sharing = self._sharing
-            if sharing is None or (call_options is not None and not call_options.share):
-                request = intake.enter(item, options)
-            else:
-                request = sharing.enter(item, options)
+                options = self._request_options_of(item, call_options or NO_CALL_OPTIONS, now)
+            opener: Intake | Sharing = intake
+            if self._sharing is not None and (call_options is None or call_options.share):
+                opener = self._sharing
+            request = opener.enter(item, options, now)
             if when_left is not None:
                 when_left(partial(leave, intake, request))
                 if request.state is CANCELLED:
@@ -109,16 +105,18 @@ class Entry:
             elif when_left is None:  # else its server decides when to let others run
                 await checkpoint()
         except BaseException as error:
+            if when_left is not None:
+                when_left(None)
             if not await intake.end_failed_call(request, error):
                 raise
         else:
-            intake.former.overdue.forget(request)
-            if request.error is None and request.state is not FINISHED:
+            if request.options is not None:
+                intake.former.overdue.forget(request)
+            if request.error is not None:
+                raise_error_of(request)
+            if request.state is not FINISHED:
                 raise CallerLeft("the caller left before its call was answered")
-            return request.value if request.error is None else raise_error_of(request)
-        finally:
-            if when_left is not None:
-                when_left(None)
+            return request.value
         raise intake.elsewhere()
 
     def map_plan(self, call_options: CallOptions | None, *, as_completed: bool) -> MapPlan:
@@ -215,7 +213,8 @@ class Entry:
         opener = self._sharing or self.intake
 
         def make(item: Any, given: CallOptions | None, waiter: GroupWaiter) -> Request:
-            return opener.enter(item, self.options_of(item, given), waiter)
+            now = self.intake.now()
+            return opener.enter(item, self.options_of(item, given, now), now, waiter)
 
         pairs = zip(items, call_options, strict=False)
         makers = [partial(make, item, given) for item, given in pairs]
@@ -227,13 +226,16 @@ class Entry:
     def enter_stream(self, item: Any, call_options: CallOptions | None) -> tuple[Intake, Request]:
         """Makes the request of a stream at once; raises the errors of doing so."""
         opener = self._shared_for(call_options) or self.intake
-        return opener.enter_stream(item, self.options_of(item, call_options))
+        now = self.intake.now()
+        return opener.enter_stream(item, self.options_of(item, call_options, now), now)
 
-    def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
+    def options_of(
+        self, item: Any, call_options: CallOptions | None, now: float
+    ) -> RequestOptions | None:
         """Returns None if the call needs no options; raises what functions of an item raise."""
         if call_options is None and not self.needs_options:
             return None
-        return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
+        return self._request_options_of(item, call_options or NO_CALL_OPTIONS, now)
 
     def forget_results(self) -> None:
         if self._sharing is not None:
@@ -286,7 +288,7 @@ class Entry:
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
         join = self.options.join  # it may change while this waits
-        now, entering = self.now(), dict[Hashable, float]()
+        now, entering = self.intake.now(), dict[Hashable, float]()
         # A call that can't be made has its error in place of its parts.
         calls: list[list[Part] | Exception] = []
         try:

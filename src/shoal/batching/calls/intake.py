@@ -74,7 +74,7 @@ class Intake:
         self.parking = parking
         self.counters = counters
         self._batches = former.batches
-        self._now = parking.now
+        self.now = parking.now
         self.park = parking.park
         # Whether requests in the handler may be queued again; False once the queue was dropped.
         self.takes_back = True
@@ -84,11 +84,13 @@ class Intake:
         if self.former.awaits_change:
             self._adopt()
 
-    def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
+    def enter(
+        self, item: Any, options: RequestOptions | None, now: float, waiter: Any = None
+    ) -> Request:
         """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
             self.refuse_blocked()
-        request = self.new_request(item, options, waiter, self._now())
+        request = self.new_request(item, options, waiter, now)
         former = self.former
         if former.live < former.unchecked_below:  # none is parked
             request.state = QUEUED
@@ -119,12 +121,14 @@ class Intake:
         await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
         return False
 
-    def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
+    def enter_stream(
+        self, item: Any, options: RequestOptions | None, now: float
+    ) -> tuple[Intake, Request]:
         """Adds the request of a stream to the queue; its waiter is the stream's buffer."""
         if not self.parking.seems_here():
             raise self.elsewhere()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
-        return self, self.enter(item, options, buffer)
+        return self, self.enter(item, options, now, buffer)
 
     def enter_group(
         self, items: list[Any], options: Sequence[RequestOptions] | None
@@ -137,7 +141,7 @@ class Intake:
         if options is None and former.live + len(items) <= former.unchecked_below:
             return self._enter_alike(items, waiter)
         self.adopt()
-        now = self._now()
+        now = self.now()
         pairs = zip(items, options or repeat(None), strict=False)
         requests = [self.new_request(item, asked, waiter, now) for item, asked in pairs]
         first = requests[0]
@@ -157,7 +161,7 @@ class Intake:
 
     def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
         """Adds requests that have only an item to the queue, which has room for them."""
-        now = self._now()
+        now = self.now()
         context = copy_context()
         requests: list[Request] = []
         for item in items:  # new_request, inlined: 23 % of `map`
@@ -248,7 +252,7 @@ class Intake:
             if batch.on_left is not None:
                 batch.on_left(request)
         else:
-            self.notify_left((request,), why, self._now())
+            self.notify_left((request,), why, self.now())
             if self.former.leave(request):
                 self.ring()
 
@@ -258,11 +262,11 @@ class Intake:
             self.timers.wake_at(until)
 
     def expire_due(self) -> None:
-        for what in self.former.overdue.timers.due(self._now()):
+        for what in self.former.overdue.timers.due(self.now()):
             self._time_is_up(what)
 
     def _time_is_up(self, what: Any) -> None:
-        if (expired := self.former.overdue.expired(what, self._now())) is not None:
+        if (expired := self.former.overdue.expired(what, self.now())) is not None:
             self.expire(*expired)
 
     def expire(self, request: Request, what_it_did: str) -> None:

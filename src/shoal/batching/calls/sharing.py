@@ -106,12 +106,14 @@ class Sharing:
         self._results.clear()
         self._flights.clear()
 
-    def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
+    def enter(
+        self, item: Any, options: RequestOptions | None, now: float, waiter: Any = None
+    ) -> Request:
         """Makes the request of one call, like `Intake.enter`; it may have ended already."""
         intake = self._intake
         intake.refuse_blocked()
         key = self._key(item, options)
-        request = intake.new_request(item, options, waiter, intake.parking.now())
+        request = intake.new_request(item, options, waiter, now)
         value = self._results.get(key, _MISSING) if self._cache is not None else _MISSING
         if value is not _MISSING:
             self._counters.cache_hits += 1
@@ -123,7 +125,7 @@ class Sharing:
             raise intake.late((request,))
         flight = self._flights.get(key)
         if flight is None or _waits_for_caller(flight):
-            flight = self._begun(key, item, options, streams=waiter is _NO_BUFFER)
+            flight = self._begun(key, request, streams=waiter is _NO_BUFFER)
         else:
             self._counters.shared += 1
         if (shared := flight.buffer) is not None:
@@ -133,20 +135,20 @@ class Sharing:
         intake.watch(request)
         return request
 
-    def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
+    def enter_stream(
+        self, item: Any, options: RequestOptions | None, now: float
+    ) -> tuple[Intake, Request]:
         """Makes the request of a stream, like `Intake.enter_stream`; it may have ended already."""
         intake = self._intake
         if not intake.parking.seems_here():
             raise intake.elsewhere()
-        request = self.enter(item, options, _NO_BUFFER)
+        request = self.enter(item, options, now, _NO_BUFFER)
         if request.waiter is _NO_BUFFER:  # it was answered from the cache
             capacity = intake.former.options.stream_buffer
             request.waiter = filled_buffer(intake.parking, capacity, request.value)
         return intake, request
 
-    def _begun(
-        self, key: Hashable, item: Any, options: RequestOptions | None, *, streams: bool
-    ) -> Flight:
+    def _begun(self, key: Hashable, first: Request, *, streams: bool) -> Flight:
         """Makes the leader of a flight; it has no deadline, since each call has its own."""
         intake = self._intake
         flight = Flight(key, self._flights, intake, self._keep)
@@ -154,7 +156,8 @@ class Sharing:
         if streams:
             capacity = intake.former.options.stream_buffer
             waiter = flight.buffer = SharedBuffer(capacity, flight)
-        flight.leader = intake.enter(item, _without_limits(options), waiter)
+        options = _without_limits(first.options)
+        flight.leader = intake.enter(first.item, options, first.arrived_at, waiter)
         flight.on_left = flight.left
         self._flights.setdefault(key, flight)
         return flight

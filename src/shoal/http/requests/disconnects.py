@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from shoal.loops.parking import Parking, TimeLimit
 
-    Registry = dict["WatchedClient", Callable[[], object]]
-
 # A disconnect this soon after the start of a call is noticed late.
 UNNOTICED_S: Final = 0.05
 
@@ -40,47 +38,61 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class WatchedClient:
-    """A client, and the wait in its `receive`, if one has begun."""
+    """A client, and the task that waits in its `receive`, if one has begun."""
 
-    __slots__ = ("has_disconnected", "has_ended", "receive", "request_id", "scope")
+    has_disconnected = False  # `receive` has reported a disconnect
+    on_left: Callable[[], object] | None = None  # set while it is watched
+    # The cancel scope of that task, and its end.
+    listening: anyio.CancelScope | None = None
+    has_ended: anyio.Event | None = None
 
-    def __init__(self, receive: Receive, request_id: bytes) -> None:
+    def __init__(self, receive: Receive) -> None:
         self.receive = receive
-        self.request_id = request_id
-        self.has_disconnected = False  # `receive` has reported a disconnect
-        self.scope: anyio.CancelScope | None = None
-        self.has_ended: anyio.Event
 
-    async def stopped(self) -> None:
-        """Waits for the end of a wait that was stopped."""
-        if self.scope is not None and self.scope.cancel_called:
-            await self.has_ended.wait()
+    @property
+    def request_id(self) -> str:
+        return "-"
 
 
 class Disconnects:
-    # Invariant: a watched request is in one of the registries, or has a listener.
+    # Invariant: a watched client is in one of the sets, or has a listener.
 
     def __init__(self) -> None:
         self._parking: Parking | None = None  # while nothing is watched
         # The time limits of current sends.
         self._limits: set[Any] = set()
-        # Requests registered since the last look, and those registered before it.
-        self._new: Registry = {}
-        self._seen: Registry = {}
+        # Clients that are watched since the last look, and those from before it.
+        self._new: set[WatchedClient] = set()
+        self._seen: set[WatchedClient] = set()
         self._wake: anyio.Event | None = None  # set while nothing is registered
 
     def watch(self, client: WatchedClient, callback: Callable[[], object] | None) -> None:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
-            was_registered = self._new.pop(client, None) or self._seen.pop(client, None)
-            if not was_registered and client.scope is not None:
-                client.scope.cancel()
+            self._forget(client)
         elif client.has_disconnected:
             callback()
         else:
-            self._new[client] = callback
-            self._start_looking()
+            client.on_left = callback
+            if client.listening is None:
+                self._new.add(client)
+                self._start_looking()
+
+    async def stop(self, client: WatchedClient) -> None:
+        """Stops watching a client, and waits until nothing waits in its `receive`."""
+        # Servers and middleware may fail if `receive` is pending as a response ends.
+        self._forget(client)
+        if client.has_ended is not None:
+            await client.has_ended.wait()
+
+    def _forget(self, client: WatchedClient) -> None:
+        client.on_left = None
+        self._new.discard(client)
+        self._seen.discard(client)
+        if client.listening is not None:
+            client.listening.cancel()
+            client.listening = None
 
     def limit(self, limit_s: float) -> TimeLimit:
         """Returns a time limit, in seconds, for a block of the calling task."""
@@ -114,10 +126,10 @@ class Disconnects:
                 self._wake = anyio.Event()
                 await self._wake.wait()
             await anyio.sleep(UNNOTICED_S / 2)
-            long, self._seen, self._new = self._seen, self._new, {}
-            for client, callback in long.items():
-                client.scope, client.has_ended = anyio.CancelScope(), anyio.Event()
-                tasks.start_soon(_listen, client, client.scope, callback)
+            long, self._seen, self._new = self._seen, self._new, set()
+            for client in long:
+                client.listening, client.has_ended = anyio.CancelScope(), anyio.Event()
+                tasks.start_soon(_listen, client, client.listening, client.has_ended)
             del long
             self._end_limits(anyio.current_time())
 
@@ -127,12 +139,9 @@ class Disconnects:
 
 
 @holds_ctrl_c
-async def _listen(
-    client: WatchedClient, scope: anyio.CancelScope, callback: Callable[[], object]
-) -> None:
+async def _listen(client: WatchedClient, scope: anyio.CancelScope, has_ended: anyio.Event) -> None:
     # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
     # servers can't tell the two cases apart without writing.
-    has_ended = client.has_ended
     try:
         with scope, _HOLDING:  # middleware may have put anything around `receive`
             while (await client.receive())["type"] != "http.disconnect":
@@ -140,9 +149,8 @@ async def _listen(
             client.has_disconnected = True
     except Exception:
         client.has_disconnected = True
-        request_id = client.request_id.decode("ascii")
-        _log.exception("request %s: its client can't be watched", request_id)
+        _log.exception("request %s: its client can't be watched", client.request_id)
     finally:
         has_ended.set()
-    if client.has_disconnected and not scope.cancel_called:
-        callback()
+    if client.has_disconnected and client.on_left is not None and not scope.cancel_called:
+        client.on_left()

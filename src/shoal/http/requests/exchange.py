@@ -62,7 +62,7 @@ class ServerTimes:
         return b"server-timing", listed.encode("ascii")
 
 
-class Exchange:
+class Exchange(WatchedClient):
     # Most requests change none of these; an attribute of the class costs them nothing.
     # The status of the response; 0 until it has begun. A response that breaks off gets the status
     # for the metrics, or 0 to stay uncounted.
@@ -79,8 +79,6 @@ class Exchange:
     early_item: tuple[int, Any] | None = None
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
-    # On a server without the extension `DISCONNECT`, once the client was watched.
-    _watched: WatchedClient | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
@@ -110,8 +108,7 @@ class Exchange:
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            self._watched = self._watched or WatchedClient(self.receive, self.id)
-            return partial(self._shared.disconnects.watch, self._watched)
+            return partial(self._shared.disconnects.watch, self)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
@@ -234,7 +231,8 @@ class Exchange:
             sent.append(self.times.header())
         start = {"type": "http.response.start", "status": status, "headers": sent}
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
-        whole = {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body}
+        body = b"" if self.method == "HEAD" else body
+        whole = {"type": "http.response.body", "body": body, "more_body": False}
         if self._offered is None:
             await self._deliver(start, whole)
         else:
@@ -302,11 +300,12 @@ class Exchange:
             for message in messages:
                 await self._send(message)
             return
+        disconnects = self._shared.disconnects
         try:
-            if self._watched is not None:
-                # Servers and middleware may fail if `receive` is pending as a response ends.
-                await self._watched.stopped()
-            limit = self._shared.disconnects.limit(self.options.send_timeout_s)
+            is_last = messages[-1].get("more_body") is False
+            if is_last and (self.on_left is not None or self.has_ended is not None):
+                await disconnects.stop(self)
+            limit = disconnects.limit(self.options.send_timeout_s)
             with limit:
                 for message in messages:
                     await self._send(message)
