@@ -57,7 +57,7 @@ from shoal.http.requests.protocol import Codec
 from shoal.http.requests.streaming import headers_of, respond_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from inspect import Signature
 
     from starlette.types import Message
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import StreamForm
     from shoal.serving.backend_options import Converters
-    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoint import Endpoint
 
 
@@ -98,42 +97,47 @@ class EndpointRoute(Route):
 
     async def handle(self, exchange: Exchange) -> None:
         exchange.count_under(self.calls)
-        early = exchange.early_item
-        if early is not None and not may_be_decoded_early(exchange):
-            early = None
-        body = await exchange.body() if early is None else b""
+        if exchange.early_item is not None and await self._handle_early(
+            exchange, *exchange.early_item
+        ):
+            return
+        body = await exchange.body()
         # After the body was read, since the traffic may have moved in that time.
         call = await self.calls.call_for(exchange)
-        if early is not None and not self._takes(call.batcher, early[0]):
-            early, body = None, await exchange.body()
-            call = await self.calls.call_for(exchange)
-            exchange.set_front_end_decoder(0, b"")  # until another one is set
         batcher = call.batcher
         if batcher.converters is not None:
             await self._handle_converted(call, exchange, batcher.converters, body)
             return
         codec = batcher.codec_of(self._make_codec)
-        if early is not None:
-            item = early[1]
-        else:
-            media_type = exchange.headers.get(b"content-type", JSON)
-            has_many = body and media_type != JSON and has_lines(media_type)
-            if has_many and codec.lines is not None:
-                await respond_with_lines(call, exchange, codec.lines(exchange, body))
-                return
-            item = codec.item(exchange, body)
-            if exchange.front_end is not None and may_be_decoded_early(exchange):
-                description = codec.description(self._options)
-                if description is not None:
-                    exchange.set_front_end_decoder(codec.decoder, description)
-        if call.streams:
+        media_type = exchange.headers.get(b"content-type", JSON)
+        if media_type != JSON and body and codec.lines is not None and has_lines(media_type):
+            await respond_with_lines(call, exchange, codec.lines(exchange, body))
+            return
+        item = codec.item(exchange, body)
+        if exchange.front_end is not None and may_be_decoded_early(exchange):
+            description = codec.description(self._options)
+            if description is not None:
+                exchange.set_front_end_decoder(codec.decoder, description)
+        if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
         else:
             await codec.respond(exchange, await call.result(item))
 
-    def _takes(self, batcher: MethodBatcher, decoder: int) -> bool:
-        """Returns whether a decoder of a front end makes the items of a batcher."""
-        return batcher.converters is None and batcher.codec_of(self._make_codec).decoder == decoder
+    async def _handle_early(self, exchange: Exchange, decoder: int, item: Any) -> bool:
+        """Answers a request that a front end has decoded; returns False to decode it here."""
+        if not may_be_decoded_early(exchange):
+            return False
+        call = await self.calls.call_for(exchange)
+        batcher = call.batcher
+        codec = None if batcher.converters else batcher.codec_of(self._make_codec)
+        if codec is None or codec.decoder != decoder:
+            exchange.set_front_end_decoder(0, b"")  # until another one is set
+            return False
+        if batcher.streams:
+            await self._respond_with_stream(call, exchange, codec, item)
+        else:
+            await codec.respond(exchange, await call.result(item))
+        return True
 
     async def _handle_converted(
         self,
@@ -235,11 +239,15 @@ class JsonCodec(Codec):
             return self._query.item(exchange)
         return self._read(exchange, body)
 
-    async def respond(self, exchange: Exchange, result: Any) -> None:
+    def respond(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
-            await exchange.respond(200, JSON, encoded(result))
-            return
+            return exchange.respond(200, JSON, encoded(result))
+        return self._respond_with_other(exchange, result, accept)
+
+    async def _respond_with_other(
+        self, exchange: Exchange, result: Any, accept: bytes | None
+    ) -> None:
         if is_large_array(result) and exchange.front_end_encodes and accept in _ASKS_FOR_NOTHING:
             await exchange.respond_with_array(result)
             return

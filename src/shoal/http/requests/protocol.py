@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.asgi.option_checks import PROTOCOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.dispatch import Route
@@ -111,7 +111,7 @@ class Codec(ABC):
         """Returns a tuple for several parameters; raises `Refused` if the request does not fit."""
 
     @abstractmethod
-    async def respond(self, exchange: Exchange, result: Any) -> None:
+    def respond(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         """Raises TypeError if the result can't be written."""
 
     @abstractmethod
