@@ -290,7 +290,9 @@ async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
         try:
             return await run_unless_left(partial(disconnects.watch, client), run)
         finally:
-            await disconnects.stop(client)
+            disconnects.forget(client)
+            if client.has_ended is not None:
+                await client.has_ended.wait()
 
 
 def _request_in(args: tuple[Any, ...], values: Mapping[str, Any]) -> Request:

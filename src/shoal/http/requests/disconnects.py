@@ -42,7 +42,8 @@ class WatchedClient:
 
     has_disconnected = False  # `receive` has reported a disconnect
     on_left: Callable[[], object] | None = None  # set while it is watched
-    # The cancel scope of that task, and its end.
+    # The cancel scope of that task, and its end. Servers and middleware may fail if `receive` is
+    # pending as a response ends, so wait for its end before.
     listening: anyio.CancelScope | None = None
     has_ended: anyio.Event | None = None
 
@@ -70,23 +71,17 @@ class Disconnects:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
-            self._forget(client)
+            self.forget(client)
         elif client.has_disconnected:
             callback()
         else:
             client.on_left = callback
             if client.listening is None:
                 self._new.add(client)
-                self._start_looking()
+                if self._wake is not None:
+                    self._start_looking(self._wake)
 
-    async def stop(self, client: WatchedClient) -> None:
-        """Stops watching a client, and waits until nothing waits in its `receive`."""
-        # Servers and middleware may fail if `receive` is pending as a response ends.
-        self._forget(client)
-        if client.has_ended is not None:
-            await client.has_ended.wait()
-
-    def _forget(self, client: WatchedClient) -> None:
+    def forget(self, client: WatchedClient) -> None:
         client.on_left = None
         self._new.discard(client)
         self._seen.discard(client)
@@ -99,13 +94,13 @@ class Disconnects:
         limit = None if self._parking is None else self._parking.limit(limit_s, self._limits)
         if limit is None:
             return anyio.move_on_after(limit_s)
-        self._start_looking()
+        if self._wake is not None:
+            self._start_looking(self._wake)
         return limit
 
-    def _start_looking(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
-            self._wake = None
+    def _start_looking(self, wake: anyio.Event) -> None:
+        wake.set()
+        self._wake = None
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:

@@ -302,9 +302,10 @@ class Exchange(WatchedClient):
             return
         disconnects = self._shared.disconnects
         try:
-            is_last = messages[-1].get("more_body") is False
-            if is_last and (self.on_left is not None or self.has_ended is not None):
-                await disconnects.stop(self)
+            if messages[-1].get("more_body") is False:
+                disconnects.forget(self)
+                if self.has_ended is not None:
+                    await self.has_ended.wait()
             limit = disconnects.limit(self.options.send_timeout_s)
             with limit:
                 for message in messages:
