@@ -111,6 +111,51 @@ async def well_again(handle: EndpointHandle) -> None:
             return
 
 
+@pytest.mark.parametrize(
+    ("config", "outcomes"),
+    [({}, "died"), ({"retries": 1}, "answered"), ({"isolate_errors": True}, "answered")],
+)
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_batches_beside_one_that_ends_its_replica_end_with_it(config, outcomes, swallows):
+    began = anyio.Event()
+
+    async def code(items: list[Any]) -> list[Any]:
+        if "exit" in items:
+            await began.wait()
+            raise SystemExit(3)
+        if not began.is_set():
+            began.set()
+            try:
+                await anyio.sleep_forever()
+            except anyio.get_cancelled_exc_class():
+                if not swallows:
+                    raise
+        return items
+
+    several = {"max_batch_size": 2, "batch_wait_timeout_s": 0.05, "max_concurrent_batches": 2}
+    async with served(code, "task", **several, **config) as (_, handle):
+        results: dict[Any, Any] = {}
+
+        async def call(item: Any) -> None:
+            try:
+                results[item] = await handle.call(item)
+            except ReplicaDied as died:
+                results[item] = died
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, 1)
+            tasks.start_soon(call, 2)
+            await began.wait()
+            tasks.start_soon(call, "exit")
+            await well_again(handle)
+        assert isinstance(results["exit"], ReplicaDied)
+        beside = [results[1], results[2]]
+        if outcomes == "answered":
+            assert beside == [1, 2]
+        else:
+            assert [type(one) for one in beside] == [ReplicaDied, ReplicaDied]
+
+
 @PLACES
 async def test_what_the_code_raises_ends_its_batch_or_its_replica(code, placement):
     async with served(code, placement) as (controller, handle):

@@ -288,11 +288,13 @@ class Batch(RequestBatch):
         is_overdue: Whether its handler has used up the operator's time: ``handler_timeout_s`` or
             ``graceful_shutdown_timeout_s``. Callers that leave don't make it overdue.
         on_overdue: Called when it becomes overdue; internal to the engine.
+        scope: The cancel scope that its handler runs in; None before and after. Internal, too.
     """
 
     __slots__ = (
         *("arrived_at", "draining", "failure", "free_at", "group", "id", "is_continuous", "load"),
-        *("is_overdue", "members", "on_overdue", "reason", "size", "surroundings", "trace"),
+        *("is_overdue", "members", "on_overdue", "reason", "scope", "size", "surroundings"),
+        "trace",
     )
 
     def __init__(
@@ -310,6 +312,7 @@ class Batch(RequestBatch):
         self.size = len(requests)
         self.arrived_at = 0.0
         self.failure: BaseException | None = None
+        self.scope: Any = None
         self.free_at = 0.0
         self.group: Any = None
         self.is_continuous = self.is_overdue = False

@@ -100,8 +100,7 @@ class LocalReplica(Replica):
         if handler.threaded:
             job = Job(lambda: _as_plain(handler.plain_results(items)))
             return await self._in_thread(job, calls=InnerCalls())
-        with self._work.within_scope() as scope:
-            return await self._work.run(_results(handler, items), scope)
+        return await self._work.run_batch(_results(handler, items))
 
     @holds_ctrl_c
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from shoal.batching.current import Identity, running_replica
+from shoal.batching.current import Identity, running_batch, running_replica
 from shoal.batching.decorator.block import BatcherBlock, own_block
-from shoal.failures.exceptions import ends_the_program, must_propagate, own_copy
+from shoal.failures.exceptions import (
+    ends_the_program,
+    is_cancellation,
+    must_propagate,
+    own_copy,
+)
 from shoal.failures.held import holding, shown
 from shoal.loops.event_loop import EventLoop
 from shoal.replicas.code.jobs import HANDLER, Job
@@ -95,6 +100,27 @@ class UnderWay:
         if scope.cancel_called:
             raise self.ending.death()
 
+    async def run_batch(self, code: Awaitable[T]) -> T:
+        """Runs the code of a batch, in the scope of its slot, which the replica's end cancels."""
+        # A scope of its own would cost as much as all the rest of a small batch.
+        scope: Scope | None = getattr(running_batch.get(None), "scope", None)
+        if scope is None:  # its slot is in another process
+            with self.within_scope() as scope:
+                return await self.run(code, scope)
+        try:
+            value = await self.run(code, scope)
+        except BaseException as error:
+            is_of_code = isinstance(error, Exception) or is_cancellation(error)
+            if is_of_code and self._was_cut_off(scope):
+                raise self.ending.death() from error
+            raise
+        if self._was_cut_off(scope):
+            raise self.ending.death()
+        return value
+
+    def _was_cut_off(self, scope: Scope) -> bool:
+        return scope.cancel_called and not self.is_open
+
     async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
         """Awaits user code; `scope` is cancelled with the replica, None for hooks and clean-up."""
         if scope is not None:
@@ -104,13 +130,15 @@ class UnderWay:
         try:
             return await code
         except BaseException:
+            if scope is not None:  # it has ended, if its error kills the replica
+                self._scopes.discard(scope)
             with holding(partial(self.convert_error, name=name)):
                 raise
         finally:
             own_block.reset(block)
             running_replica.reset(replica)
             if scope is not None:
-                self._scopes.remove(scope)
+                self._scopes.discard(scope)
             if self._idle is not None:
                 self.look_if_idle()
 
