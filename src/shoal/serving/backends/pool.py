@@ -106,7 +106,10 @@ class Pool:
         """Counts a batch as running; no ``await`` may come after `choose` or `wait`."""
         self.members.begin(member, requests)
         self._running += 1
-        self.changed()
+        if len(self._capacities) > 1:
+            self.changed()  # the other batchers have less
+        else:
+            self._measure()
 
     def end(self, member: PoolMember, requests: int, used: LoadedModel | None = None) -> None:
         self.members.end(member, requests, used)
@@ -134,17 +137,22 @@ class Pool:
 
     def changed(self) -> None:
         """Computes the free capacity of each batcher, and notifies all waiting tasks."""
+        if self._change is not None:
+            self._change.set()
+            self._change = None
+        self._measure()
+        for capacity in tuple(self._capacities):
+            capacity.on_change()
+
+    def _measure(self) -> None:
         # If the backend has failed and has no replica, batches are accepted and fail at once, so
         # that their callers learn why. Batchers take turns in the order in which a slot of theirs
         # began to wait. Otherwise a batcher with small batches would take all the room that becomes
         # free, and one with large batches would starve.
-        if self._change is not None:
-            self._change.set()
-            self._change = None
         # With several batchers, each has one slot more than fit. While the others are busy, it
         # notices that the next batch is due, and enqueues the batcher.
         spare = len(self._capacities) > 1
-        for capacity in tuple(self._capacities):
+        for capacity in self._capacities:
             room = self.members.room(capacity.size)
             capacity.slots = self._running + room + spare
             if self.failure is not None and not self.members:
@@ -152,7 +160,6 @@ class Pool:
             elif self.queue and next(iter(self.queue)) is not capacity:
                 room = 0
             capacity.free = room
-            capacity.on_change()
 
 
 class PoolCapacity:
