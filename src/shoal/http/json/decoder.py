@@ -30,6 +30,11 @@ _LIBRARIES: Final = sys.stdlib_module_names | {
 }
 # The types of defaults; the last for a parameter without one.
 _PLAIN: Final = frozenset({bool, int, float, str, bytes, type(None), type(Signature.empty)})
+# A larger body is decoded by the server's process, as is one whose length is not declared.
+_LONGEST_DECODED: Final = 2**20
+# An item that takes much more memory than its body is not sent in its place.
+_FREE_BYTES: Final = 4096
+_MOST_TIMES: Final = 4
 # The body has been received, and a decoder sends no response.
 _UNUSED: Final[Any] = None
 # It imports what the client names.
@@ -39,20 +44,28 @@ _REFUSED: Final = "ImportString"
 class Decoder:
     """Makes items from the bodies of requests; built from a description."""
 
-    def __init__(self, description: bytes) -> None:
+    def __init__(self, number: int, description: bytes) -> None:
+        self.number = number
         signature, limits, modules = unpickled(description)
         for module in modules:
             import_module(module)
         self._read = reader_for(signature).read
         options = HttpOptions.of_app(limits)
-        self.most_bytes = options.max_body_bytes
+        self.longest_body = min(options.max_body_bytes, _LONGEST_DECODED)
         self._shared = SharedParts(options)
 
+    def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
+        """Returns its number and the item, pickled; None for a body that it can't decode."""
+        try:
+            item = self._pickled(scope, body)
+        except Exception:  # the server's process refuses the body, or reads it another way
+            return None
+        return None if len(item) > _FREE_BYTES + _MOST_TIMES * len(body) else (self.number, item)
+
     @held
-    def pickled_item(self, scope: Scope, body: bytes) -> bytes:
-        """Returns the item, pickled; raises any exception for a body that it can't decode."""
+    def _pickled(self, scope: Scope, body: bytes) -> bytes:
         exchange = Exchange(self._shared, scope, _UNUSED, _UNUSED)
-        if len(body) > self.most_bytes or not may_be_decoded_early(exchange):
+        if len(body) > self.longest_body or not may_be_decoded_early(exchange):
             raise ValueError("it is for the server's process")
         return dumps(self._read(exchange, body), 5)
 

@@ -241,7 +241,7 @@ class JsonCodec(Codec):
             await exchange.respond(200, JSON, encoded(result))
             return
         if is_large_array(result) and exchange.front_end_encodes and accept in _ASKS_FOR_NOTHING:
-            await exchange.respond_with_array(result)
+            exchange.respond_with_array(result)
             return
         if isinstance(result, Response):
             await _respond_with_response(exchange, result)
