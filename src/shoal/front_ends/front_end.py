@@ -72,11 +72,12 @@ class FrontEnd:
         first = body = decoded = held_back = None
         if scope["type"] == "http":
             decoder = self._decoders.known(scope)
-            first = await self._first(scope, receive, decoder)
+            headers = dict(scope["headers"])
+            first = await self._first(headers, receive, decoder)
             if first is not None and first["type"] == "http.request" and not first.get("more_body"):
                 body = bytes(first.get("body", b""))
                 if body and decoder is not None:
-                    decoded = decoder.pickled_item(scope, body)
+                    decoded = decoder.pickled_item(headers, body)
                     held_back = first if decoded else None
         id_ = next(self._ids)
         self._requests[id_] = request = ForwardedRequest(self, id_, scope, held_back)
@@ -120,10 +121,9 @@ class FrontEnd:
             request.lose()
 
     async def _first(
-        self, scope: Scope, receive: Receive, decoder: Decoder | None
+        self, headers: Mapping[bytes, bytes], receive: Receive, decoder: Decoder | None
     ) -> Message | None:
         """Waits for the start of a small body, or for a whole one that can be decoded here."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         if not _ASKED_FOR.isdisjoint(headers):
             return None
         size = int(headers.get(b"content-length", b"0"))

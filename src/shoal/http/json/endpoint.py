@@ -99,7 +99,7 @@ class EndpointRoute(Route):
     async def handle(self, exchange: Exchange) -> None:
         exchange.count_under(self.calls)
         early = exchange.early_item
-        if early is not None and not may_be_decoded_early(exchange):
+        if early is not None and not may_be_decoded_early(exchange.headers):
             early = None
         body = await exchange.body() if early is None else b""
         # After the body was read, since the traffic may have moved in that time.
@@ -122,7 +122,7 @@ class EndpointRoute(Route):
                 await respond_with_lines(call, exchange, codec.lines(exchange, body))
                 return
             item = codec.item(exchange, body)
-            if exchange.front_end is not None and may_be_decoded_early(exchange):
+            if exchange.front_end is not None and may_be_decoded_early(exchange.headers):
                 description = codec.description(self._options)
                 if description is not None:
                     exchange.set_front_end_decoder(codec.decoder, description)
