@@ -159,7 +159,7 @@ def headers_of_code(
 
 
 def _octets(text: object) -> bytes:
-    return bytes(text) if isinstance(text, bytes) else str(text).encode("latin-1", "replace")
+    return text if isinstance(text, bytes) else str(text).encode("latin-1", "replace")
 
 
 def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
