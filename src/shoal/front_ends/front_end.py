@@ -291,10 +291,8 @@ class ForwardedRequest:
                     self._count(sum(map(len, content)))
                 case _:
                     self._is_over = True
-                    if name == "whole":
-                        await _send_whole(send, *content)
-                    elif name == "array":
-                        await _send_array(send, *content)
+                    if name in ("whole", "array"):
+                        await _send_whole(send, *content, is_array=name == "array")
                     elif name == "cut off" and not self._has_begun:
                         await self._refuse(send)
                     return
@@ -354,19 +352,14 @@ class Decoders:
             _log.warning("a worker can't decode the items of an endpoint", exc_info=error)
 
 
-async def _send_array(
-    send: Send, status: int, headers: list[tuple[bytes, bytes]], array: bytes
-) -> None:
-    from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
-
-    body = json_of(array)
-    headers.insert(1, (b"content-length", b"%d" % len(body)))
-    await _send_whole(send, status, headers, body)
-
-
 async def _send_whole(
-    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, is_array: bool
 ) -> None:
+    if is_array:
+        from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
+
+        body = json_of(body)
+        headers.insert(1, (b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
