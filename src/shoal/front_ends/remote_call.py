@@ -8,7 +8,7 @@ only its own call.
 from __future__ import annotations
 
 from collections import deque
-from pickle import dumps, loads
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
@@ -16,6 +16,7 @@ import anyio.lowlevel
 from shoal.asgi.extensions import DECODED, DISCONNECT, SERVER
 from shoal.front_ends.wire import MESSAGES_AHEAD, MOST_TAUGHT, WINDOW, Channel, Head, size_of
 from shoal.loops.parking import Bell
+from shoal.replicas.process.wire.messages import unpickled
 from shoal.server.log_errors import contained
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskState
 
@@ -240,8 +241,7 @@ class RemoteCall(ServedCall):
         pickled, self._pickled = self._pickled, None
         if pickled is not None:
             try:
-                # It has no user's class, which could raise more than exceptions.
-                self._decoded = pickled[0], loads(pickled[1])  # noqa: S301 - from our front end
+                self._decoded = pickled[0], unpickled(pickled[1])
             except Exception:
                 self._decoded = None  # the body is read
         return self._decoded
