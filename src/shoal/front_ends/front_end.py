@@ -353,12 +353,12 @@ class Decoders:
 
 
 async def _send_whole(
-    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, is_array: bool
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: Any, *, is_array: bool
 ) -> None:
     if is_array:
         from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
 
-        body = json_of(body)
+        body = json_of(*body)
         headers.insert(1, (b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -23,7 +23,7 @@ From the server's process to a front end:
 ``want``         how many more of the client's messages the application takes
 ``heartbeat``    seconds and bytes: send the bytes whenever the response was silent for that time
 ``decode``       a decoder for requests with a method and a path, or none: see `Decoders`
-``array``        the same, with a pickled array to be written as JSON
+``array``        the same, with an array to be written as JSON: its format, shape and bytes
 ``watch drain``  send ``draining`` when the server drains; the application closes the WebSocket
 ``trace``        the ids of the request's trace and span, for the access log
 From a front end to the server's process:
