@@ -340,7 +340,7 @@ BODIES = []
 
 
 def middleware(app):
-    """Changes bodies of one path, and reads those, or says what they are, where a header says."""
+    """Changes bodies of one path; reads bodies, names their type or marks responses, if asked."""
 
     async def call(scope, receive, send):
         if scope["type"] != "http" or scope["method"] != "POST":
@@ -365,6 +365,14 @@ def middleware(app):
         elif b"x-text" in headers:
             headers[b"content-type"] = b"text/plain"
             await app({**scope, "headers": list(headers.items())}, receive, send)
+        elif b"x-mark" in headers:
+
+            async def marked(message):
+                if message["type"] == "http.response.start":
+                    message = {**message, "headers": [*message["headers"], (b"x-mark", b"1")]}
+                await send(message)
+
+            await app(scope, receive, marked)
         else:
             await app(scope, receive, send)
 
@@ -402,6 +410,11 @@ def test_middleware_that_only_reads_the_body_gets_it(with_middleware):
 def test_middleware_that_changes_the_media_type_is_obeyed(with_middleware):
     with_middleware.decoding(b"1", "/x")
     assert with_middleware.post(b"1", "/x", **{"x-text": "1"}).status_code == 415
+
+
+def test_middleware_that_changes_the_response_is_obeyed(with_middleware):
+    with_middleware.decoding(b"1", "/x")
+    assert with_middleware.post(b"1", "/x", **{"x-mark": "1"}).headers["x-mark"] == "1"
 
 
 def test_arrays_are_answered_with_all_that_a_response_has(with_middleware):

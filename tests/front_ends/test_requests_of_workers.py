@@ -6,6 +6,7 @@ import socket
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
+from typing import Any
 
 import anyio
 import h2.events
@@ -14,6 +15,7 @@ from echo_app import EchoApp
 from held_app import statistics
 from held_requests import asking, held_request, read_answer
 from live_server import http2, live, read_until, request, upgrade
+from starlette.responses import Response
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
@@ -212,7 +214,7 @@ def not_picklable(kind):
     return type("Own", (kind,), {"__slots__": (), "__reduce_ex__": refuse})
 
 
-OwnBytes, OwnText, OwnPair = map(not_picklable, (bytes, str, tuple))
+OwnBytes, OwnText, OwnPair, OwnNumber = map(not_picklable, (bytes, str, tuple, int))
 
 
 @pytest.mark.one_loop
@@ -235,6 +237,24 @@ async def test_an_answer_may_have_other_types_of_bytes_texts_and_numbers(serving
         for _ in range(3):
             await client.send_all(request("/"))
             assert await read_answer(client) == (202, None)
+
+
+@pytest.mark.one_loop
+async def test_a_response_of_an_endpoint_may_have_other_types_of_bytes_and_numbers():
+    app = shoal.App()
+
+    class Own(Response):
+        def init_headers(self, headers=None):
+            self.raw_headers = [(OwnBytes(b"content-type"), OwnBytes(b"x/own"))]
+
+    @app.endpoint("/own")
+    async def own(items: list[int]) -> list[Any]:
+        return [Own(b"null", OwnNumber(201)) for _ in items]
+
+    async with live(app, workers=1) as server, await server.connect() as client:
+        for _ in range(3):
+            await client.send_all(held_request("/own"))
+            assert await read_answer(client) == (201, None)
 
 
 @pytest.mark.one_loop

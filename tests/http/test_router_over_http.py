@@ -214,7 +214,7 @@ async def test_the_traffic_may_move_while_the_body_is_fetched(app):
         call.scope["extensions"] = {
             DECODED: {
                 "receive": call._receive,
-                "send": call._send,
+                "send": None,  # as if it were replaced
                 "decoded": (999, 2),
                 "teach": lambda number, description: decoders.append(number),
             }

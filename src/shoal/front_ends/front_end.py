@@ -33,8 +33,6 @@ _log: Final = logging.getLogger("shoal.server")
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
 _SMALL_BODY: Final = 100_000
-# A larger body is decoded by the server's process, as is one whose length is not declared.
-_LONGEST_DECODED: Final = 2**20
 # Beyond this sum of incomplete bodies, further ones are forwarded as they arrive: the server's
 # process bounds those.
 _MOST_INCOMPLETE: Final = 2**25
@@ -42,11 +40,12 @@ _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
 _MOST_DECODERS: Final = 64
-# An item that takes much more memory than its body is not sent in its place.
-_FREE_BYTES: Final = 4096
-_MOST_TIMES: Final = 4
+# Messages for the task that relays a response.
+_RESPONSES: Final = frozenset(
+    {"whole", "array", "send", "send pickled", "texts", "ended", "cut off"}
+)
 # The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
-_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach", "send_array")
+_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach", "respond")
 
 
 class FrontEnd:
@@ -70,17 +69,21 @@ class FrontEnd:
         self._heads: dict[tuple[object, ...], int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = None
-        first = await self._first(scope, receive) if scope["type"] == "http" else None
-        if first is not None and first["type"] == "http.request" and not first.get("more_body"):
-            body = bytes(first.get("body", b""))
+        first = body = decoded = held_back = None
+        if scope["type"] == "http":
+            decoder = self._decoders.known(scope)
+            headers = dict(scope["headers"])
+            first = await self._first(headers, receive, decoder)
+            if first is not None and first["type"] == "http.request" and not first.get("more_body"):
+                body = bytes(first.get("body", b""))
+                if body and decoder is not None:
+                    decoded = decoder.pickled_item(headers, body)
+                    held_back = first if decoded else None
         id_ = next(self._ids)
-        decoded = None if body is None else self._decoders.pickled_item(scope, body)
-        held_back = None if decoded is None else first
         self._requests[id_] = request = ForwardedRequest(self, id_, scope, held_back)
         try:
             sent = (*self._head(scope), scope["client"], None if decoded else body, decoded)
-            size = len(body or b"") if decoded is None else len(decoded[1])
+            size = len(decoded[1]) if decoded else len(body or b"")
             self.channel.post("request", id_, sent, size)
             if self.channel.is_closed:
                 request.lose()
@@ -117,13 +120,14 @@ class FrontEnd:
         for request in tuple(self._requests.values()):
             request.lose()
 
-    async def _first(self, scope: Scope, receive: Receive) -> Message | None:
+    async def _first(
+        self, headers: Mapping[bytes, bytes], receive: Receive, decoder: Decoder | None
+    ) -> Message | None:
         """Waits for the start of a small body, or for a whole one that can be decoded here."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         if not _ASKED_FOR.isdisjoint(headers):
             return None
         size = int(headers.get(b"content-length", b"0"))
-        longest = self._decoders.longest_body(scope)
+        longest = 0 if decoder is None else decoder.longest_body
         if size > max(longest, _SMALL_BODY):
             return None
         first = await receive()
@@ -202,18 +206,17 @@ class ForwardedRequest:
     # Messages from the server's process.
 
     def take(self, name: str, content: Any) -> None:
-        match name:
-            case "want":
-                self._want(content)
-            case "heartbeat":
-                self._offered["heartbeat"](*content)
-            case "trace":
-                self._offered["note_trace"](content)
-            case "watch drain":
-                self._offered["when_draining"](partial(self._post, "draining"))
-            case _:
-                if not self._is_over:
-                    self._queue(name, content)
+        if name in _RESPONSES:
+            if not self._is_over:
+                self._queue(name, content)
+        elif name == "want":
+            self._want(content)
+        elif name == "heartbeat":
+            self._offered["heartbeat"](*content)
+        elif name == "trace":
+            self._offered["note_trace"](content)
+        elif name == "watch drain":
+            self._offered["when_draining"](partial(self._post, "draining"))
 
     def lose(self) -> None:
         if not self._is_over:
@@ -288,11 +291,8 @@ class ForwardedRequest:
                     self._count(sum(map(len, content)))
                 case _:
                     self._is_over = True
-                    if name == "array":
-                        await _send_array(send, *content)
-                    elif name == "last":
-                        for message in content:
-                            await send(message)
+                    if name in ("whole", "array"):
+                        await _send_whole(send, *content, is_array=name == "array")
                     elif name == "cut off" and not self._has_begun:
                         await self._refuse(send)
                     return
@@ -339,23 +339,7 @@ class Decoders:
         with suppress(RuntimeError):  # there may be too many threads
             Thread(target=self._build, args=(number, description), daemon=True).start()
 
-    def longest_body(self, scope: Scope) -> int:
-        """Returns the size up to which the bodies of such requests can be decoded here."""
-        decoder = self._decoder(scope)
-        return 0 if decoder is None else min(decoder.most_bytes, _LONGEST_DECODED)
-
-    def pickled_item(self, scope: Scope, body: bytes) -> tuple[int, bytes] | None:
-        decoder = self._decoder(scope)
-        if decoder is None or not body:
-            return None
-        number = self._numbers[scope["method"], scope["path"]]
-        try:
-            item = decoder.pickled_item(scope, body)
-        except Exception:  # the server's process refuses the body, or reads it another way
-            return None
-        return None if len(item) > _FREE_BYTES + _MOST_TIMES * len(body) else (number, item)
-
-    def _decoder(self, scope: Scope) -> Decoder | None:
+    def known(self, scope: Scope) -> Decoder | None:
         number = self._numbers.get((scope["method"], scope["path"]), 0)
         return self._decoders.get(number)
 
@@ -363,17 +347,20 @@ class Decoders:
         try:
             from shoal.http.json.decoder import Decoder
 
-            self._decoders[number] = Decoder(description)
+            self._decoders[number] = Decoder(number, description)
         except Exception as error:
             _log.warning("a worker can't decode the items of an endpoint", exc_info=error)
 
 
-async def _send_array(send: Send, headers: list[tuple[bytes, bytes]], array: bytes) -> None:
-    from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
+async def _send_whole(
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: Any, *, is_array: bool
+) -> None:
+    if is_array:
+        from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
 
-    body = json_of(array)
-    headers.insert(1, (b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+        body = json_of(*body)
+        headers.insert(1, (b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -8,7 +8,6 @@ only its own call.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -210,15 +209,15 @@ class RemoteCall(ServedCall):
                 data = bytes(memoryview(data))  # raises before anything has changed
             if self.has_begun and not await self._room():
                 return
-            parts: list[Message] = [{"type": _BODY, "body": data, "more_body": bool(has_more)}]
-            if self._start is not None:
-                parts.insert(0, self._start)
-                self._start = None
+            start, self._start = self._start, None
             self.has_begun = True
-            if has_more:
-                self._post("send", parts, len(data))
-            else:
-                self._complete("last", parts, len(data))
+            if start is not None and not has_more:
+                self._complete("whole", (start["status"], start["headers"], data), len(data))
+                return
+            part = {"type": _BODY, "body": data, "more_body": bool(has_more)}
+            self._post("send", [part] if start is None else [start, part], len(data))
+            if not has_more:
+                self._complete("ended", None, 0)
 
     # Extensions of ASGI.
 
@@ -239,24 +238,31 @@ class RemoteCall(ServedCall):
     @property
     def decoded(self) -> tuple[int, Any] | None:
         """The number of a decoder of the front end, and the item that it made of the body."""
-        if self._pickled is not None:
-            (number, item), self._pickled = self._pickled, None
-            with suppress(Exception):  # else the body is read
-                self._decoded = number, unpickled(item)
+        pickled, self._pickled = self._pickled, None
+        if pickled is not None:
+            try:
+                self._decoded = pickled[0], unpickled(pickled[1])
+            except Exception:
+                self._decoded = None  # the body is read
         return self._decoded
 
     def teach(self, number: int, description: bytes) -> None:
         key = self._head["method"], self._head["path"]
         self._calls.teach(key, int(number), bytes(description))
 
-    async def send_array(self, headers: Iterable[tuple[bytes, bytes]], array: Any) -> None:
+    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: Any) -> None:
+        """Sends a whole response; the front end writes a body that is an array as JSON."""
         if self.is_over:
-            await anyio.lowlevel.checkpoint()
             return
-        # Pickled now: the application may change it afterwards.
+        kind, size = "whole", len(body)
+        if type(body) is not bytes:
+            # Copied now: the application may change it afterwards. Pickled, it would cost more than
+            # the rest of the response.
+            view = memoryview(body)
+            kind, size, body = "array", view.nbytes, (view.format, view.shape, view.tobytes())
         self.has_begun = True
-        content = [(bytes(name), bytes(value)) for name, value in headers], dumps(array, 5)
-        self._complete("array", content, array.nbytes)
+        headers = [(bytes(name), bytes(value)) for name, value in headers]
+        self._complete(kind, (int(status), headers, body), size)
 
     # Extensions for WebSockets.
 
@@ -338,7 +344,7 @@ class RemoteCall(ServedCall):
         self._calls.channel.post(name, self._id, content, size)
 
     def _complete(self, name: str, content: object, size: int) -> None:
-        self._post(name, content, size)
+        self._calls.channel.post(name, self._id, content, size)
         self.is_complete = True
         self._on_left = None
         self._signal()

@@ -12,61 +12,76 @@ import sys
 from importlib import import_module
 from inspect import Signature
 from pickle import Pickler, PicklingError, dumps
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.failures.held import held
 from shoal.http.json.payload import reader_for
-from shoal.http.requests.exchange import JSON, Exchange
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.shared_parts import SharedParts
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
+    from collections.abc import Callable, Mapping
 
 _LIBRARIES: Final = sys.stdlib_module_names | {
     *("annotated_types", "numpy", "pydantic", "pydantic_core", "typing_extensions")
 }
 # The types of defaults; the last for a parameter without one.
 _PLAIN: Final = frozenset({bool, int, float, str, bytes, type(None), type(Signature.empty)})
-# The body has been received, and a decoder sends no response.
-_UNUSED: Final[Any] = None
+# A larger body is decoded by the server's process, as is one whose length is not declared.
+_LONGEST_DECODED: Final = 2**20
+# An item that takes much more memory than its body is not sent in its place.
+_FREE_BYTES: Final = 4096
+_MOST_TIMES: Final = 4
 # It imports what the client names.
 _REFUSED: Final = "ImportString"
+
+
+class _Received(NamedTuple):
+    """What is read of an `Exchange` to make an item of a body."""
+
+    headers: Mapping[bytes, bytes]
+    options: HttpOptions
 
 
 class Decoder:
     """Makes items from the bodies of requests; built from a description."""
 
-    def __init__(self, description: bytes) -> None:
+    def __init__(self, number: int, description: bytes) -> None:
+        self.number = number
         signature, limits, modules = unpickled(description)
         for module in modules:
             import_module(module)
-        self._read = reader_for(signature).read
-        options = HttpOptions.of_app(limits)
-        self.most_bytes = options.max_body_bytes
-        self._shared = SharedParts(options)
+        self._read: Callable[[Any, bytes], Any] = reader_for(signature).read
+        self._options = HttpOptions.of_app(limits)
+        self.longest_body = min(self._options.max_body_bytes, _LONGEST_DECODED)
+
+    def pickled_item(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[int, bytes] | None:
+        """Returns its number and the item, pickled; None for a body that it can't decode."""
+        try:
+            item = self._pickled(headers, body)
+        except Exception:  # the server's process refuses the body, or reads it another way
+            return None
+        return None if len(item) > _FREE_BYTES + _MOST_TIMES * len(body) else (self.number, item)
 
     @held
-    def pickled_item(self, scope: Scope, body: bytes) -> bytes:
-        """Returns the item, pickled; raises any exception for a body that it can't decode."""
-        exchange = Exchange(self._shared, scope, _UNUSED, _UNUSED)
-        if len(body) > self.most_bytes or not may_be_decoded_early(exchange):
+    def _pickled(self, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
+        if len(body) > self.longest_body or not may_be_decoded_early(headers):
             raise ValueError("it is for the server's process")
-        return dumps(self._read(exchange, body), 5)
+        return dumps(self._read(_Received(headers, self._options), body), 5)
 
 
 @held
-def json_of(result: bytes) -> bytes:
-    return encoded(unpickled(result))
+def json_of(form: str, shape: tuple[int, ...], data: bytes) -> bytes:
+    """Writes an array, given as the `memoryview` of it has it."""
+    return encoded(import_module("numpy").ndarray(shape, form, data))
 
 
-def may_be_decoded_early(exchange: Exchange) -> bool:
+def may_be_decoded_early(headers: Mapping[bytes, bytes]) -> bool:
     """Returns whether a front end may decode the item, by the headers."""
     # They are checked on both sides, as middleware may change them. A compressed body may cost much
     # more than its size, and middleware may refuse the request.
-    headers = exchange.headers
     return (
         headers.get(b"content-type", b"").startswith(JSON)
         and b"content-encoding" not in headers

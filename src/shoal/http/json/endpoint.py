@@ -114,7 +114,7 @@ class EndpointRoute(Route):
             await respond_with_lines(call, exchange, codec.lines(exchange, body))
             return
         item = codec.item(exchange, body)
-        if exchange.front_end is not None and may_be_decoded_early(exchange):
+        if exchange.front_end is not None and may_be_decoded_early(exchange.headers):
             description = codec.description(self._options)
             if description is not None:
                 exchange.set_front_end_decoder(codec.decoder, description)
@@ -125,7 +125,7 @@ class EndpointRoute(Route):
 
     async def _handle_early(self, exchange: Exchange, decoder: int, item: Any) -> bool:
         """Answers a request that a front end has decoded; returns False to decode it here."""
-        if not may_be_decoded_early(exchange):
+        if not may_be_decoded_early(exchange.headers):
             return False
         call = await self.calls.call_for(exchange)
         batcher = call.batcher
@@ -249,7 +249,7 @@ class JsonCodec(Codec):
         self, exchange: Exchange, result: Any, accept: bytes | None
     ) -> None:
         if is_large_array(result) and exchange.front_end_encodes and accept in _ASKS_FOR_NOTHING:
-            await exchange.respond_with_array(result)
+            exchange.respond_with_array(result)
             return
         if isinstance(result, Response):
             await _respond_with_response(exchange, result)
