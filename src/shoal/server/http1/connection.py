@@ -110,13 +110,15 @@ class Http1Connection(Receiver):
             self.received = data
         if len(self.received) >= _MOST_HELD:
             self.transport.pause()
-        call, bell = self._call, self.bell
+        call = self._call
         if call is not None:
             if call.is_complete:
                 self._leave_behind(call)
-            bell.ring()
-        elif bell.waiter is not None:
-            self.shared.wake(bell.waiter)
+            self.bell.ring()
+            return
+        waiter = self.bell.waiter
+        if waiter is not None:
+            self.shared.wake(waiter)
 
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
@@ -168,6 +170,7 @@ class Http1Connection(Receiver):
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
+        park, bell = shared.parking.park, self.bell
         proxies, is_logged = shared.proxies, shared.options.access_log
         before = TaskState(shared.parking)
         await self._end_last()
@@ -178,14 +181,12 @@ class Http1Connection(Receiver):
                 if transport.is_paused:
                     transport.resume()  # over TLS, data may come at once
                 else:
-                    await shared.parking.park(self.bell)
+                    await park(bell)
             # No variable refers to the received bytes, so that a waiting task does not keep them.
-            if parser.last and self.received.startswith(parser.last):
-                self.received = self.received[len(parser.last) :]
-            else:
+            if not (parser.last and self.received.startswith(parser.last)):
                 await self._read_head()
-            if self._is_ending:
-                break
+                if self._is_ending:
+                    break
             self._call = call = Http1Call(self, parser)
             scope: Scope = {
                 **self._scope,
@@ -284,12 +285,11 @@ class Http1Connection(Receiver):
             self._switch(data)
             return
         parser.parse(data[:end])
-        self.received = data[end:]
         is_websocket = parser.is_websocket()
         method = "" if is_websocket else parser.line.method
         shared.guard.check(method, parser.host, parser.origin)
         if is_websocket:
-            self._switch(bytes(self.received), parser)
+            self._switch(data[end:], parser)
             return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
@@ -321,6 +321,7 @@ class Http1Connection(Receiver):
         is_client_done = call is not None and not call.reads_body
         if not self._is_ending:
             self._is_ending = True
+            self.received = b""
             # The application may go on for a while.
             self.shared.tasks.start_soon(self._finish, is_client_done)
         self.bell.ring()
