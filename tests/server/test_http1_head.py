@@ -17,7 +17,7 @@ DATE = b"\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT"
 
 @pytest.fixture(autouse=True)
 def the_date(monkeypatch):
-    monkeypatch.setattr("shoal.server.http1.call.time", lambda: 784_111_777.9)
+    monkeypatch.setattr("time.time", lambda: 784_111_777.9)
 
 
 def head(*lines, first="GET / HTTP/1.1", host="Host: shoal.test"):

@@ -7,11 +7,11 @@ that a stream whose client keeps up does not hold the event loop.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
-from time import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
@@ -340,7 +340,7 @@ def answer_head(
 ) -> tuple[bytes, int | None, bool]:
     """Returns the lines before framing and `END`, the Content-Length, and whether it closes."""
     # Raises ValueError for an invalid status, or a header that could be read in another way.
-    text = start = _first_lines(status, int(time()))
+    text = start = _first_lines(status, int(time.time()))
     length: int | None = None
     closes = False
     for header in headers:
