@@ -64,7 +64,8 @@ class Http1Connection(Receiver):
         self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
         self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
-        self._awaited = ""  # the input that the deadline is for; empty for none
+        # The input that the deadline is for, other than the next request of an idle connection.
+        self._awaited = ""
         self._began_at = 0.0  # of the last head
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
@@ -101,17 +102,18 @@ class Http1Connection(Receiver):
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
             return
-        self._awaited = ""
         if self.received:
+            self._awaited = ""
             if type(self.received) is bytes:
                 self.received = bytearray(self.received)
             self.received += data
+            if len(self.received) >= _MOST_HELD:
+                self.transport.pause()
         else:
             self.received = data
-        if len(self.received) >= _MOST_HELD:
-            self.transport.pause()
         call = self._call
         if call is not None:
+            self._awaited = ""
             if call.is_complete:
                 self._leave_behind(call)
             self.bell.ring()
@@ -170,14 +172,13 @@ class Http1Connection(Receiver):
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
-        park, bell = shared.parking.park, self.bell
+        park, bell, limit = shared.parking.park, self.bell, self._timeout.set
         proxies, is_logged = shared.proxies, shared.options.access_log
         before = TaskState(shared.parking)
         await self._end_last()
         while True:
             while not (self.received or self._is_ending):
-                self._awaited = "a request"
-                self._timeout.set(shared.idle_s)
+                limit(shared.idle_s)
                 if transport.is_paused:
                     transport.resume()  # over TLS, data may come at once
                 else:
@@ -364,11 +365,11 @@ class Http1Connection(Receiver):
             self.abort()
         elif self._is_ending:
             self._close()
-        elif self._awaited:
+        else:
             if self.transport.has_unread():
                 # A busy event loop may not have read data that arrived before the deadline.
                 self.transport.read_now()
-            if self._awaited == "a request":
+            if self._call is None and not self.received:  # it is idle
                 self._close()
             elif self._awaited:  # else there will be another deadline
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
