@@ -209,6 +209,7 @@ class Http1Call(ServedCall):
         self.has_begun = True
         if is_last:
             self.is_complete = True
+            self._on_left = None
             if self._heartbeat is not None:
                 self._end_heartbeat()
             if connection.received or not self.keeps_alive:
