@@ -43,6 +43,7 @@ _READ_SIZE: Final = 2**16
 # does not read, and filling its buffer holds up other clients.
 _MOST_NOT_SENT: Final = 2**17
 _REPORTS_AT_ONCE: Final = 256
+_WRITABLE: Final = select.POLLOUT
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
@@ -116,7 +117,7 @@ class Transport:
         self._poller.add(self)
 
     def ready(self, events: int) -> None:
-        if events & select.POLLOUT and self.is_blocked:
+        if events & _WRITABLE and self.is_blocked:
             self._send_rest()
         if not self.is_paused:
             try:
@@ -154,13 +155,11 @@ class Transport:
         if self.unsent:
             self._later += data
             return False
-        if not self.is_open:
-            return True
         try:
             sent = self._socket.send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
-        except OSError:
+        except OSError:  # also of a socket that was closed
             self.lose()
             return True
         if sent == len(data):

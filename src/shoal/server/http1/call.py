@@ -114,13 +114,15 @@ class Http1Call(ServedCall):
         self.is_over = self.is_complete = self.has_begun = self.is_detached = False
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
-        self._sends_body = True
+        self._sends_body = parser.line.method != "HEAD"
         self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
-        received = connection.received
-        if len(received) == parser.length:
-            self._unread = bytes(received)
+        rest = connection.received[parser.size :]
+        if len(rest) == parser.length:
+            self._unread = bytes(rest)
             connection.received = b""
-        elif parser.length != 0:
+            return
+        connection.received = rest
+        if parser.length != 0:
             self._body = ChunkedBody() if parser.length is None else SizedBody(parser.length)
             self._expects = parser.expects
 
@@ -172,18 +174,16 @@ class Http1Call(ServedCall):
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
-        kind, head = message["type"], self._head
-        if kind == "http.response.start":
-            if head is not None:
-                raise RuntimeError("the response has begun already")
+        head = self._head
+        if message["type"] != ("http.response.start" if head is None else "http.response.body"):
+            raise RuntimeError(f"{message['type']!r} is not a message that is allowed here")
+        if head is None:
             status = message["status"]
             self._head = answer_head(status, message.get("headers", ()))
-            if status in WITHOUT_BODY or self.line.method == "HEAD":
+            if status in WITHOUT_BODY:
                 self._sends_body = False
             return
-        if kind != "http.response.body" or head is None:
-            raise RuntimeError(f"{kind!r} is not a message that is allowed here")
-        data, is_last = message.get("body", b""), not message.get("more_body", False)
+        data, is_last = message.get("body", b""), not message.get("more_body")
         if type(data) is not bytes:
             data = bytes(memoryview(data))  # raises before anything has changed
         if self.has_begun:
@@ -341,8 +341,7 @@ def answer_head(
 ) -> tuple[bytes, int | None, bool]:
     """Returns the lines before framing and `END`, the Content-Length, and whether it closes."""
     # Raises ValueError for an invalid status, or a header that could be read in another way.
-    text = _STATUS_LINES.get(status) or status_line(status)
-    date = b"\r\ndate: " + http_date(int(time.time()))
+    text = start = _first_lines(status, int(time.time()))
     length: int | None = None
     closes = False
     for header in headers:
@@ -379,7 +378,7 @@ def answer_head(
             case lower if lower in FRAMING:
                 line = b""
             case b"date":
-                date = b""
+                text = text.replace(start, status_line(status), 1)
             case _ if len(line) <= _LONGEST_LINE:
                 if len(_lines) >= _MOST_LINES:
                     _lines.clear()
@@ -387,7 +386,7 @@ def answer_head(
             case _:
                 pass
         text += line
-    return text + date, length, closes
+    return text, length, closes
 
 
 def status_line(status: int) -> bytes:
@@ -405,6 +404,11 @@ def error_answer(status: int, body: bytes = b"") -> bytes:
     headers = [(b"content-type", PROBLEM_JSON)] if body else []
     lines, _, _ = answer_head(status, headers)
     return lines + b"\r\ncontent-length: %d\r\nconnection: close" % len(body) + END + body
+
+
+@lru_cache(maxsize=16)
+def _first_lines(status: int, at: int) -> bytes:
+    return status_line(status) + b"\r\ndate: " + http_date(at)
 
 
 @lru_cache(maxsize=1)

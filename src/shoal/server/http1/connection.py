@@ -64,7 +64,8 @@ class Http1Connection(Receiver):
         self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
         self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
-        self._awaited = ""  # the input that the deadline is for; empty for none
+        # The input that the deadline is for, other than the next request of an idle connection.
+        self._awaited = ""
         self._began_at = 0.0  # of the last head
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
@@ -101,22 +102,25 @@ class Http1Connection(Receiver):
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
             return
-        self._awaited = ""
         if self.received:
+            self._awaited = ""
             if type(self.received) is bytes:
                 self.received = bytearray(self.received)
             self.received += data
+            if len(self.received) >= _MOST_HELD:
+                self.transport.pause()
         else:
             self.received = data
-        if len(self.received) >= _MOST_HELD:
-            self.transport.pause()
-        call, bell = self._call, self.bell
+        call = self._call
         if call is not None:
+            self._awaited = ""
             if call.is_complete:
                 self._leave_behind(call)
-            bell.ring()
-        elif bell.waiter is not None:
-            self.shared.wake(bell.waiter)
+            self.bell.ring()
+            return
+        waiter = self.bell.waiter
+        if waiter is not None:
+            self.shared.wake(waiter)
 
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
@@ -168,24 +172,22 @@ class Http1Connection(Receiver):
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
+        park, bell, limit = shared.parking.park, self.bell, self._timeout.set
         proxies, is_logged = shared.proxies, shared.options.access_log
         before = TaskState(shared.parking)
         await self._end_last()
         while True:
             while not (self.received or self._is_ending):
-                self._awaited = "a request"
-                self._timeout.set(shared.idle_s)
+                limit(shared.idle_s)
                 if transport.is_paused:
                     transport.resume()  # over TLS, data may come at once
                 else:
-                    await shared.parking.park(self.bell)
+                    await park(bell)
             # No variable refers to the received bytes, so that a waiting task does not keep them.
-            if parser.last and self.received.startswith(parser.last):
-                self.received = self.received[len(parser.last) :]
-            else:
+            if not (parser.last and self.received.startswith(parser.last)):
                 await self._read_head()
-            if self._is_ending:
-                break
+                if self._is_ending:
+                    break
             self._call = call = Http1Call(self, parser)
             scope: Scope = {
                 **self._scope,
@@ -284,12 +286,11 @@ class Http1Connection(Receiver):
             self._switch(data)
             return
         parser.parse(data[:end])
-        self.received = data[end:]
         is_websocket = parser.is_websocket()
         method = "" if is_websocket else parser.line.method
         shared.guard.check(method, parser.host, parser.origin)
         if is_websocket:
-            self._switch(bytes(self.received), parser)
+            self._switch(data[end:], parser)
             return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
@@ -321,6 +322,7 @@ class Http1Connection(Receiver):
         is_client_done = call is not None and not call.reads_body
         if not self._is_ending:
             self._is_ending = True
+            self.received = b""
             # The application may go on for a while.
             self.shared.tasks.start_soon(self._finish, is_client_done)
         self.bell.ring()
@@ -363,11 +365,11 @@ class Http1Connection(Receiver):
             self.abort()
         elif self._is_ending:
             self._close()
-        elif self._awaited:
+        else:
             if self.transport.has_unread():
                 # A busy event loop may not have read data that arrived before the deadline.
                 self.transport.read_now()
-            if self._awaited == "a request":
+            if self._call is None and not self.received:  # it is idle
                 self._close()
             elif self._awaited:  # else there will be another deadline
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))

@@ -76,6 +76,7 @@ _LONGEST_LINE: Final = 256
 
 class HeadParser:
     last: bytes  # the head that the other attributes describe; empty if it is not kept
+    size: int  # of that head
     line: RequestLine
     headers: list[tuple[bytes, bytes]]  # in lower case; requests with one head share it
     length: int | None  # of the body; None if it is chunked
@@ -97,6 +98,7 @@ class HeadParser:
         if head == self.last:
             return
         self.last = b""
+        self.size = len(head)
         self.headers = []
         self.length = self._hosts = 0
         self.expects = self._needs_new_parser = False
