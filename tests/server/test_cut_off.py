@@ -300,7 +300,12 @@ class Server:
     def __init__(self, call, *, tells=True):
         self._callback = None
         self.has_cut_off = False
-        offered = {"when_left": self._when_left, "send_timeout_s": 10.0}
+        offered = {
+            "when_left": self._when_left,
+            "send_timeout_s": 10.0,
+            "whole_body": lambda _: None,
+            "respond": lambda *_: False,
+        }
         if tells:
             offered["is_cut_off"] = lambda: self.has_cut_off
         call.scope["extensions"] = {"shoal.disconnect": offered}

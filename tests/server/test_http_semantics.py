@@ -294,7 +294,10 @@ async def test_a_header_that_latin_1_lacks_fails_its_own_call_alone():
             assert call.status == status
 
 
-OFTEN = {"when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"}
+OFTEN = {
+    *("when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"),
+    *("respond", "whole_body"),
+}
 
 
 @on_a_socket
@@ -324,6 +327,65 @@ async def test_it_is_a_mapping(version, also):
         await read_until(client, b"answered")
     assert set(offered) == set({**offered}) == OFTEN | also
     assert offered.get("note_trace") is None
+
+
+@on_a_socket
+@pytest.mark.parametrize("way", ["whole", "replaced", "begun", "without body", "wrong length"])
+async def test_a_whole_request_and_response_pass_without_messages(way):
+    failures = []
+
+    async def app(scope, receive, send):
+        async def replaced(*message):
+            return await (send if message else receive)(*message)
+
+        offered = scope["extensions"]["shoal.disconnect"]
+        if way == "replaced":
+            assert offered["whole_body"](replaced) is None
+            assert not offered["respond"](replaced, 200, [], b"not sent")
+        assert offered["whole_body"](receive) == b"item"
+        assert offered["whole_body"](receive) is None
+        if way == "begun":
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            assert not offered["respond"](send, 200, [], b"not sent")
+            await send({"type": "http.response.body", "body": b"sent"})
+            return
+        status = 204 if way == "without body" else 201
+        headers = [(b"content-length", b"5")] if way == "wrong length" else []
+        try:
+            assert offered["respond"](send, status, headers, b"sent")
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nitem")
+        head = await read_until(client, b"\r\n\r\n")
+        if way == "without body":
+            assert head.startswith(b"HTTP/1.1 204 ")
+            assert b"content-length" not in head
+        elif way == "wrong length":
+            assert head.startswith(b"HTTP/1.1 500 ")
+            assert failures
+        else:
+            assert head.startswith(b"HTTP/1.1 201 ")
+            if not head.endswith(b"sent"):
+                await read_until(client, b"sent")
+
+
+@on_a_socket
+async def test_a_body_that_is_not_whole_yet_is_received():
+    began = anyio.Event()
+
+    async def app(scope, receive, send):
+        assert scope["extensions"]["shoal.disconnect"]["whole_body"](receive) is None
+        began.set()
+        body = (await receive())["body"] + (await receive())["body"]
+        await EchoApp().answer(send, 200, body)
+
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nit")
+        await began.wait()
+        await client.send_all(b"em")
+        await read_until(client, b"item")
 
 
 @on_a_socket

@@ -23,7 +23,7 @@ from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall, TaskS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from starlette.types import Message, Scope
+    from starlette.types import Message, Receive, Scope, Send
 
     from shoal.server.shared import Shared
 
@@ -250,10 +250,20 @@ class RemoteCall(ServedCall):
         key = self._head["method"], self._head["path"]
         self._calls.teach(key, int(number), bytes(description))
 
-    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: Any) -> None:
-        """Sends a whole response; the front end writes a body that is an array as JSON."""
+    def whole_body(self, receive: Receive) -> bytes | None:
+        if receive != self.receive:
+            return None
+        body, self._body = self._body, None
+        return body
+
+    def respond(
+        self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: Any
+    ) -> bool:
+        # The front end writes a body that is an array as JSON.
+        if send != self.send or self._start is not None or self.has_begun:
+            return False
         if self.is_over:
-            return
+            return True
         kind, size = "whole", len(body)
         if type(body) is not bytes:
             # Copied now: the application may change it afterwards. Pickled, it would cost more than
@@ -263,6 +273,7 @@ class RemoteCall(ServedCall):
         self.has_begun = True
         headers = [(bytes(name), bytes(value)) for name, value in headers]
         self._complete(kind, (int(status), headers, body), size)
+        return True
 
     # Extensions for WebSockets.
 

@@ -17,7 +17,7 @@ from shoal.server.log_errors import contained
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from starlette.types import Message, Scope
+    from starlette.types import Message, Receive, Scope, Send
 
     from shoal.loops.parking import Parking
 
@@ -35,6 +35,7 @@ class ServedCall(Mapping[str, Any]):
     # that a request which does not use the extension creates no object for it.
     offered: tuple[str, ...] = (
         *("when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"),
+        *("respond", "whole_body"),
     )
 
     _shared: Any  # the state of the address
@@ -76,6 +77,16 @@ class ServedCall(Mapping[str, Any]):
 
     def refused_with(self) -> int:
         return self.refusal
+
+    def whole_body(self, receive: Receive) -> bytes | None:
+        """Returns the request's body, in place of `receive`; None if that must be called."""
+        return None
+
+    def respond(
+        self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: Any
+    ) -> bool:
+        """Sends a whole response, in place of `send`; returns False if that must be called."""
+        return False
 
     @property
     def send_timeout_s(self) -> float:

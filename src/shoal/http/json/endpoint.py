@@ -101,7 +101,9 @@ class EndpointRoute(Route):
             exchange, *exchange.early_item
         ):
             return
-        body = await exchange.body()
+        body = exchange.whole_body()
+        if body is None:
+            body = await exchange.body()
         # After the body was read, since the traffic may have moved in that time.
         call = await self.calls.call_for(exchange)
         batcher = call.batcher

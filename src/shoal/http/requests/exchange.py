@@ -152,6 +152,15 @@ class Exchange(WatchedClient):
         """The status that the server has sent in place of the application; 0 for none."""
         return 0 if self._offered is None else self._offered.get("refused_with", int)()
 
+    def whole_body(self) -> bytes | None:
+        """Returns the body if the server has all of it at once; None if `body` must be awaited."""
+        body: bytes | None = None
+        if self._offered is not None:
+            body = self._offered["whole_body"](self.receive)
+            if body is not None and len(body) > self.options.max_body_bytes:
+                raise too_large(self.options.max_body_bytes)
+        return body
+
     async def body(self, most: int | None = None) -> bytes:
         """Raises `Refused` for a large or fragmented body, or if too many are incomplete."""
         if most is None:
@@ -231,17 +240,12 @@ class Exchange(WatchedClient):
             sent.append(self.times.header())
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         body = b"" if self.method == "HEAD" else body
-        front_end = self.front_end
-        if front_end is not None and front_end["send"] == self._send:
-            front_end["respond"](status, sent, body)
+        offered = self._offered
+        if offered is not None and offered["respond"](self._send, status, sent, body):
             return
         start = {"type": "http.response.start", "status": status, "headers": sent}
         whole = {"type": "http.response.body", "body": body, "more_body": False}
-        if self._offered is None:
-            await self._deliver(start, whole)
-        else:
-            await self._send(start)
-            await self._send(whole)
+        await self._deliver(start, whole)
 
     def set_front_end_decoder(self, number: int, description: bytes) -> None:
         """Makes the front end decode requests with this method and path; 0 removes its decoder."""
@@ -264,7 +268,7 @@ class Exchange(WatchedClient):
         assert self.front_end is not None
         self.status = 200
         headers = [(b"content-type", JSON), (b"x-request-id", self.id)]
-        self.front_end["respond"](200, headers, array)
+        self.front_end["respond"](self._send, 200, headers, array)
 
     async def respond_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()

@@ -32,7 +32,7 @@ from shoal.server.timeouts import BYTES_PER_BODY_TIMEOUT, Heartbeat
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from starlette.types import Message
+    from starlette.types import Message, Receive, Send
 
     from shoal.loops.parking import Bell
     from shoal.server.http1.head import HeadParser
@@ -195,16 +195,26 @@ class Http1Call(ServedCall):
         elif not is_last:
             lines, data = self._framed_head(*head), self._part(data, is_last=False)
         else:
-            lines, length, closes = head
-            if not self._sends_body:
-                data = b""
-            elif length is None:
-                lines += b"\r\ncontent-length: %d" % len(data)
-            elif length != len(data):
-                raise RuntimeError(WRONG_LENGTH)
-            if closes or not self.keeps_alive or self._shared.is_draining or self._body:
-                lines += self._decide_keep_alive(closes=closes)
-            lines += END
+            lines, data = self._whole(*head, data)
+        if not self._has_sent(lines, data, is_last=is_last):
+            await self._sent()
+
+    def _whole(
+        self, lines: bytes, length: int | None, closes: bool, data: bytes
+    ) -> tuple[bytes, bytes]:
+        """Returns the head and the body of a whole response."""
+        if not self._sends_body:
+            data = b""
+        elif length is None:
+            lines += b"\r\ncontent-length: %d" % len(data)
+        elif length != len(data):
+            raise RuntimeError(WRONG_LENGTH)
+        if closes or not self.keeps_alive or self._shared.is_draining or self._body:
+            lines += self._decide_keep_alive(closes=closes)
+        return lines + END, data
+
+    def _has_sent(self, lines: bytes, data: bytes, *, is_last: bool) -> bool:
+        """Sends bytes; returns whether the kernel has taken them all."""
         connection = self._connection
         self.has_begun = True
         if is_last:
@@ -218,11 +228,31 @@ class Http1Call(ServedCall):
             data = lines + data
         elif lines:
             connection.send(lines)
-        if data and not connection.transport.send(data):
-            connection.limit_send()
-            await self._sent()
+        if not data or connection.transport.send(data):
+            return True
+        connection.limit_send()
+        return False
 
     # Extensions of ASGI.
+
+    def whole_body(self, receive: Receive) -> bytes | None:
+        if self._body is not None or receive != self.receive:
+            return None
+        body, self._unread = self._unread, None
+        return body
+
+    def respond(
+        self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
+        # The connection waits until its client has taken the response, and so need not the task.
+        if send != self.send or self.log is not None or self._head is not None:
+            return False
+        if not self.is_over:
+            self._head = head = answer_head(status, headers)
+            if status in WITHOUT_BODY:
+                self._sends_body = False
+            self._has_sent(*self._whole(*head, body), is_last=True)
+        return True
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the response was silent for a time."""
