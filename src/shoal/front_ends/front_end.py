@@ -162,7 +162,7 @@ class FrontEnd:
         offered = {*scope["extensions"][DISCONNECT]}
         if scope["type"] == "http":
             offered.update(_OFFERED_FOR_HTTP)
-        return number, Head(sent, tuple(offered))
+        return number, Head(sent, offered)
 
 
 class ForwardedRequest:

@@ -49,7 +49,7 @@ class RemoteCalls:
         # each request would cost a fourth of this process's work for it.
         self.running: dict[int, RemoteCall] = {}
         self._new: deque[RemoteCall] = deque()
-        self._idle: list[Any] = []  # the waiters of idle tasks
+        self._idle: list[TaskState] = []  # of tasks that wait for a request
         self._is_over = False
         # The number of the decoder that the front end has for a method and a path.
         self._taught: dict[tuple[str, str], int] = {}
@@ -69,7 +69,7 @@ class RemoteCalls:
         self.running[id_] = call
         self._new.append(call)
         if self._idle:
-            self.shared.wake(self._idle.pop())
+            self.shared.wake(self._idle.pop().waiter)
         else:
             self.shared.start_task(self)
 
@@ -77,26 +77,25 @@ class RemoteCalls:
         self._is_over = True
         for call in tuple(self.running.values()):
             call.disconnected()
-        for waiter in self._idle:
-            self.shared.wake(waiter)
+        for task in self._idle:
+            self.shared.wake(task.waiter)
 
     async def run(self) -> bool:
-        before = TaskState(self.shared.parking)
+        task = TaskState(self.shared.parking)
         while True:
             while self._new:
                 # No variable refers to it, so that an idle task does not keep it.
                 await self._new.popleft().run()
-                if not before.is_unchanged():
+                if not task.is_unchanged():
                     return False
             if self._is_over or len(self._idle) >= _MOST_IDLE:
                 return True
-            waiter = self.shared.new_waiter()
-            self._idle.append(waiter)
+            self._idle.append(task)
             try:
-                await waiter
+                await self.shared.parking.park(task)
             except BaseException:
-                if waiter in self._idle:
-                    self._idle.remove(waiter)
+                if task in self._idle:
+                    self._idle.remove(task)
                 raise
 
     def ended(self, *, is_reusable: bool) -> None:

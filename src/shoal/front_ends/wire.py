@@ -56,7 +56,7 @@ from shoal.replicas.process.wire.messages import Message, MessageCodec, packed
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.shared_memory import Region
@@ -82,7 +82,7 @@ class Head(NamedTuple):
     """The part of a request that requests with the same head share."""
 
     scope: Mapping[str, Any]  # without client, state and extensions
-    offered: tuple[str, ...]  # the extensions of the front end and its server
+    offered: Collection[str]  # the extensions of the front end and its server
 
 
 # The content of ``request``: the number of its head; the head, unless one with this number was sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -33,7 +33,7 @@ class ServedCall(Mapping[str, Any]):
 
     # The keys of the extension, each the name of an attribute. The call itself is the mapping, so
     # that a request which does not use the extension creates no object for it.
-    offered: tuple[str, ...] = (
+    offered: Collection[str] = (
         *("when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"),
         *("respond", "whole_body"),
     )
@@ -171,7 +171,9 @@ class ServedConnection(Protocol):
 class TaskState:
     """The state of a task that the application it calls can change."""
 
-    __slots__ = ("_context", "_innermost_scope", "_scope")
+    __slots__ = ("_context", "_innermost_scope", "_scope", "waiter")
+
+    waiter: Any  # of the task, if it has waited
 
     def __init__(self, parking: Parking) -> None:
         self._innermost_scope = parking.innermost_scope()
