@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT, ConnectionTotals
-from shoal.asgi.headers import PROBLEM_JSON
+from shoal.asgi.headers import PROBLEM_JSON, length_of
 from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Channel, Head, PassedMessage, size_of
 from shoal.http.requests.problem import ENDED, with_retry_after
 from shoal.loops.parking import Bell
@@ -292,10 +292,30 @@ class ForwardedRequest:
                 case _:
                     self._is_over = True
                     if name in ("whole", "array"):
-                        await _send_whole(send, *content, is_array=name == "array")
+                        await self._send_whole(send, *content, is_array=name == "array")
                     elif name == "cut off" and not self._has_begun:
                         await self._refuse(send)
                     return
+
+    async def _send_whole(
+        self,
+        send: Send,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        body: Any,
+        *,
+        is_array: bool,
+    ) -> None:
+        if is_array:
+            from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
+
+            body = json_of(*body)
+        if self._offered["respond"](send, status, headers, body):
+            return
+        if length_of(headers) is None and status not in (204, 304):
+            headers.insert(1, (b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     async def _send_some(self, send: Send, messages: list[Message]) -> None:
         self._has_begun = True
@@ -350,18 +370,6 @@ class Decoders:
             self._decoders[number] = Decoder(number, description)
         except Exception as error:
             _log.warning("a worker can't decode the items of an endpoint", exc_info=error)
-
-
-async def _send_whole(
-    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: Any, *, is_array: bool
-) -> None:
-    if is_array:
-        from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
-
-        body = json_of(*body)
-        headers.insert(1, (b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def _with_the_rest(first: Message, receive: Receive) -> Message:

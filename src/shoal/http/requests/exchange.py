@@ -230,19 +230,15 @@ class Exchange(WatchedClient):
             await self.respond_without_body(status, headers)
             return
         self.status = status
-        sent = [
-            (b"content-type", media_type),
-            (b"content-length", b"%d" % len(body)),
-            *headers,
-            (b"x-request-id", self.id),
-        ]
+        sent = [(b"content-type", media_type), *headers, (b"x-request-id", self.id)]
         if self.times is not None:
             sent.append(self.times.header())
-        # Handled here and not by the server: the length for HEAD is that of the body for GET.
-        body = b"" if self.method == "HEAD" else body
         offered = self._offered
         if offered is not None and offered["respond"](self._send, status, sent, body):
             return
+        # Handled here and not by the server: the length for HEAD is that of the body for GET.
+        sent.insert(1, (b"content-length", b"%d" % len(body)))
+        body = b"" if self.method == "HEAD" else body
         start = {"type": "http.response.start", "status": status, "headers": sent}
         whole = {"type": "http.response.body", "body": body, "more_body": False}
         await self._deliver(start, whole)

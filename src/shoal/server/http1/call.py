@@ -248,9 +248,13 @@ class Http1Call(ServedCall):
         if send != self.send or self.log is not None or self._head is not None:
             return False
         if not self.is_over:
-            self._head = head = answer_head(status, headers)
+            lines, length, closes = answer_head(status, headers)
             if status in WITHOUT_BODY:
                 self._sends_body = False
+            elif length is None:  # also for HEAD
+                length = len(body)
+                lines += b"\r\ncontent-length: %d" % length
+            self._head = head = lines, length, closes
             self._has_sent(*self._whole(*head, body), is_last=True)
         return True
 
