@@ -199,10 +199,8 @@ class SimulatedBatcher:
             _, _, priority, timeout_s, queue_timeout_s, shard_key, model = arrival
             names = {"shard_key": shard_key, "model": model}
             metadata = {name: one for name, one in names.items() if one is not None} or NOTHING
-            given = timeout_s, metadata, priority, queue_timeout_s
-            if given != (None, NOTHING, None, None):
-                call_options = CallOptions(*given)
-        if call_options is NO_CALL_OPTIONS and not self._has_request_options:
+            call_options = CallOptions(timeout_s, metadata, priority, queue_timeout_s)
+        if call_options == NO_CALL_OPTIONS and not self._has_request_options:
             return True
         at = request.arrived_at
         try:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
 from shoal.core.options.names import refuse_unknown
 from shoal.core.options.option import seconds, whole, yes_or_no
@@ -36,7 +35,7 @@ class CallKeywords(TypedDict, total=False):
     share: bool | None
 
 
-class CallOptions:
+class CallOptions(NamedTuple):
     # From the start of the call, in seconds; None for no limit.
     timeout_s: float | None = None
     metadata: Mapping[str, Any] = NOTHING
@@ -47,28 +46,10 @@ class CallOptions:
     # requests sets this for the remaining ones once it has begun.
     waits_for_room: bool = False
 
-    def __init__(
-        self,
-        timeout_s: float | None = None,
-        metadata: Mapping[str, Any] = NOTHING,
-        priority: int | None = None,
-        queue_timeout_s: float | None = None,
-    ) -> None:
-        self.timeout_s = timeout_s
-        self.metadata = metadata
-        self.priority = priority
-        self.queue_timeout_s = queue_timeout_s
-
-    def changed(self, **changes: Any) -> CallOptions:
-        """Returns a copy with other values."""
-        other = copy(self)
-        vars(other).update(changes)
-        return other
-
     def with_changes(self, given: Mapping[str, Any]) -> CallOptions:
         """Checks options (`TypeError`, `ValueError`), and applies those that are not None."""
         refuse_unknown("a call", given, _CHECKS)
-        return self.changed(
+        return self._replace(
             **{
                 name: _CHECKS[name](name, value)
                 for name, value in given.items()
@@ -115,18 +96,19 @@ class RequestOptionsFactory:
         self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf
     ) -> RequestOptions:
         """Raises `ItemTooLarge`, `NoSuchModel`, and what the user's functions of an item raise."""
-        timeout_s, priority, limit_s = call_options.timeout_s, call_options.priority, self.limit_s
+        timeout_s, metadata, priority, queue_timeout_s, _, waits_for_room = call_options
+        limit_s = self.limit_s
         if timeout_s is not None and timeout_s < limit_s:
             limit_s = timeout_s
         deadline = None if limit_s == math.inf else now + limit_s
-        asked = RequestOptions(deadline, call_options.metadata, self._priority)
+        asked = RequestOptions(deadline, metadata, self._priority)
         asked.options_factory = self
         if priority is not None:
             asked.asked_priority = priority
             asked.priority = self.options.checked_priority("priority", priority)
-        if call_options.queue_timeout_s is not None:
-            asked.queue_timeout_s = call_options.queue_timeout_s
-        if call_options.waits_for_room:
+        if queue_timeout_s is not None:
+            asked.queue_timeout_s = queue_timeout_s
+        if waits_for_room:
             asked.waits_for_room = True
         if self._cost_of is not None:
             asked.cost = self._cost(self._cost_of, item)
@@ -137,7 +119,7 @@ class RequestOptionsFactory:
             except TypeError:
                 raise self._not_a_key(key) from None
         if self._models is not None:
-            asked.model = self._model(item, asked.metadata)
+            asked.model = self._model(item, metadata)
         if scope_deadline < math.inf and (deadline is None or scope_deadline < deadline):
             asked.due = scope_deadline
         return asked

@@ -228,18 +228,20 @@ class EndpointCalls:
         if timeout_s is None and not batcher.streams:
             timeout_s = self.options.answer_timeout_s
         metadata = HttpMetadata(self.name, caller)
-        call = EndpointCall(self.endpoint, batcher, entry, timeout_s, metadata, when_left)
         if headers is NO_CALL_HEADERS and not spent_s:
-            return call
+            return EndpointCall(self, batcher, entry, CallOptions(timeout_s, metadata), when_left)
         # A client can only shorten the server's limit.
         timeout_s = _shorter(timeout_s, headers.timeout_s)
         if timeout_s is not None:
-            call.timeout_s = max(0.0, timeout_s - spent_s)
-        if headers.priority is not None:
-            call.priority = _priority(headers.priority, entry.options)
-        if headers.cache_control is not None:
-            call.share = _may_share(headers.cache_control)
-        return call
+            timeout_s = max(0.0, timeout_s - spent_s)
+        priority, caching = headers.priority, headers.cache_control
+        options = CallOptions(
+            timeout_s,
+            metadata,
+            priority=None if priority is None else _priority(priority, entry.options),
+            share=caching is None or _may_share(caching),
+        )
+        return EndpointCall(self, batcher, entry, options, when_left)
 
     async def _await_batcher(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
         limit_s = _shorter(self.options.answer_timeout_s, headers.timeout_s)
@@ -271,44 +273,42 @@ def unwatched(_callback: Callable[[], object] | None) -> None:
     """Watches nothing: the task that awaits the call is cancelled when the client disconnects."""
 
 
-class EndpointCall(CallOptions):
-    """One call, with its options: its `result`, `results` or `stream`."""
+class EndpointCall:
+    """One call: its `result`, `results` or `stream`."""
+
+    __slots__ = ("_calls", "_entry", "_options", "batcher", "streams", "when_left")
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        calls: EndpointCalls,
         batcher: MethodBatcher,
         entry: Entry,
-        timeout_s: float | None,
-        metadata: HttpMetadata,
+        options: CallOptions,
         when_left: WhenLeft,
     ) -> None:
-        self._endpoint = endpoint
+        self._calls = calls
         self.batcher = batcher
+        self.streams = batcher.streams
         self._entry = entry
-        self.timeout_s = timeout_s
-        self.metadata = metadata
+        self._options = options
         self.when_left = when_left
-
-    @property
-    def streams(self) -> bool:
-        return self.batcher.streams
 
     async def prepared(self, item: Awaitable[T]) -> T:
         """Awaits the item of the call, which shortens the time limit of the rest."""
-        limit_s, began_at = self.timeout_s, anyio.current_time()
+        limit_s, began_at = self._options.timeout_s, anyio.current_time()
         with anyio.move_on_after(limit_s):
             prepared = await run_unless_left(self.when_left, lambda: item)
             if limit_s is not None:
-                self.timeout_s = max(0.0, limit_s - (anyio.current_time() - began_at))
+                left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
+                self._options = self._options._replace(timeout_s=left_s)
             return prepared
         raise DeadlineExceeded(f"the request was not decoded within {limit_s} s")
 
     def result(self, item: Any) -> Awaitable[Any]:
         """Makes a call when the result is awaited."""
-        if self._endpoint.shadows:
+        if self._calls.endpoint.shadows:
             return self._compared(item)
-        return self._entry.call(item, self, self.when_left)
+        return self._entry.call(item, self._options, self.when_left)
 
     async def _compared(self, item: Any) -> Any:
         [result] = await self.results([item])
@@ -318,7 +318,7 @@ class EndpointCall(CallOptions):
         """Makes a call for each item. All or none are queued, in turns if there are too many."""
         # The first error of a call is raised after all calls have ended, or each is in its place.
         copies: list[PrimaryAnswer] = []
-        if self._endpoint.shadows:
+        if self._calls.endpoint.shadows:
             copies = [self._copied(item) for item in items]
         elif len(items) == 1 and not return_exceptions:
             return [await self.result(items[0])]
@@ -334,7 +334,7 @@ class EndpointCall(CallOptions):
                 copy.ended.set()
 
     def _copied(self, item: Any) -> PrimaryAnswer:
-        return self._endpoint.copied(self.batcher, item, self.metadata)
+        return self._calls.endpoint.copied(self.batcher, item, self._options.metadata)
 
     @property
     def most_at_once(self) -> int:
@@ -344,15 +344,15 @@ class EndpointCall(CallOptions):
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 
     async def _in_turns(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-        options: CallOptions = self
-        began_at, limit_s, most = anyio.current_time(), self.timeout_s, self.most_at_once
+        options, most = self._options, self.most_at_once
+        began_at, limit_s = anyio.current_time(), options.timeout_s
         results: list[Any] = []
         for at in range(0, len(items), most):
             if at:
-                options = options.changed(waits_for_room=True)
+                options = options._replace(waits_for_room=True)
                 if limit_s is not None:
                     left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
-                    options = options.changed(timeout_s=left_s)
+                    options = options._replace(timeout_s=left_s)
             turn = items[at : at + most] if len(items) > most else items
             made = await self._entry.call_all(turn, options, return_exceptions=return_exceptions)
             if not at and all(isinstance(one, Overloaded) for one in made):
@@ -362,12 +362,12 @@ class EndpointCall(CallOptions):
 
     def wait_for_room(self) -> None:
         """Makes the call wait for room in a full queue, where it would be refused."""
-        self.waits_for_room = True
+        self._options = self._options._replace(waits_for_room=True)
 
     def stream(self, item: Any) -> ResultStream[Any]:
         """Makes a call when the stream is entered."""
-        stream = self._entry.begin_stream_of(item, self)
-        if self._endpoint.shadows:
+        stream = self._entry.begin_stream_of(item, self._options)
+        if self._calls.endpoint.shadows:
             self._copied(item).ended.set()  # streams are not compared
         return stream
 
