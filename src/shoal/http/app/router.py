@@ -93,12 +93,6 @@ class EndpointTable:
                         raise
                     _log.exception("the protocol of %s failed", type(protocol).__qualname__)
 
-    def current(self) -> EndpointTable:
-        """Returns the table, rebuilt if the endpoints have changed."""
-        if self.registry.version != self.version:
-            self.rebuild()
-        return self
-
     def _add_own(self, endpoints: Sequence[Endpoint]) -> None:
         """Adds the routes of Shoal's own protocol: each endpoint is at its declared path."""
         if not endpoints:
@@ -172,7 +166,9 @@ class AppRouter:
         table = self._table
         if table is None:
             return self._declared.routed_to(ProblemRoute(NOT_OPEN)).at(path, method)
-        return table.current().routes.at(path, method)
+        if table.version != table.registry.version:
+            table.rebuild()
+        return table.routes.at(path, method)
 
     async def refuse_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -191,7 +187,8 @@ class AppRouter:
         kind, mounted = scope["type"], self._declared.mounted_at(path)
         match = None
         if kind == "websocket" and self._table is not None:
-            match = self._table.current().sockets.at(path, "GET")
+            self.at(path, "GET")  # rebuilds the table if the endpoints have changed
+            match = self._table.sockets.at(path, "GET")
         if kind == "websocket" and (mounted is None or match is not None):
             await self._handle_socket(scope, receive, send, match)
         elif mounted is not None:

@@ -47,12 +47,9 @@ class WatchedClient:
     listening: anyio.CancelScope | None = None
     has_ended: anyio.Event | None = None
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, request_id: str) -> None:
         self.receive = receive
-
-    @property
-    def request_id(self) -> str:
-        return "-"
+        self.request_id = request_id  # for the log
 
 
 class Disconnects:

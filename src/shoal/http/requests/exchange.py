@@ -62,7 +62,7 @@ class ServerTimes:
         return b"server-timing", listed.encode("ascii")
 
 
-class Exchange(WatchedClient):
+class Exchange:
     # Most requests change none of these; an attribute of the class costs them nothing.
     # The status of the response; 0 until it has begun. A response that breaks off gets the status
     # for the metrics, or 0 to stay uncounted.
@@ -79,6 +79,9 @@ class Exchange(WatchedClient):
     early_item: tuple[int, Any] | None = None
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
+
+    # On a server without the extension `DISCONNECT`, once the client was watched.
+    _watched: WatchedClient | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
@@ -108,7 +111,8 @@ class Exchange(WatchedClient):
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            return partial(self._shared.disconnects.watch, self)
+            self._watched = self._watched or WatchedClient(self.receive, self.request_id)
+            return partial(self._shared.disconnects.watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
@@ -306,10 +310,11 @@ class Exchange(WatchedClient):
             return
         disconnects = self._shared.disconnects
         try:
-            if messages[-1].get("more_body") is False:
-                disconnects.forget(self)
-                if self.has_ended is not None:
-                    await self.has_ended.wait()
+            watched = self._watched
+            if watched is not None and messages[-1].get("more_body") is False:
+                disconnects.forget(watched)
+                if watched.has_ended is not None:
+                    await watched.has_ended.wait()
             limit = disconnects.limit(self.options.send_timeout_s)
             with limit:
                 for message in messages:

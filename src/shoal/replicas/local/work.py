@@ -111,15 +111,12 @@ class UnderWay:
             value = await self.run(code, scope)
         except BaseException as error:
             is_of_code = isinstance(error, Exception) or is_cancellation(error)
-            if is_of_code and self._was_cut_off(scope):
+            if is_of_code and scope.cancel_called and not self.is_open:
                 raise self.ending.death() from error
             raise
-        if self._was_cut_off(scope):
+        if scope.cancel_called and not self.is_open:
             raise self.ending.death()
         return value
-
-    def _was_cut_off(self, scope: Scope) -> bool:
-        return scope.cancel_called and not self.is_open
 
     async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
         """Awaits user code; `scope` is cancelled with the replica, None for hooks and clean-up."""

@@ -106,10 +106,7 @@ class Pool:
         """Counts a batch as running; no ``await`` may come after `choose` or `wait`."""
         self.members.begin(member, requests)
         self._running += 1
-        if len(self._capacities) > 1:
-            self.changed()  # the other batchers have less
-        else:
-            self._measure()
+        self.changed(notifies=len(self._capacities) > 1)  # the other batchers have less
 
     def end(self, member: PoolMember, requests: int, used: LoadedModel | None = None) -> None:
         self.members.end(member, requests, used)
@@ -135,16 +132,8 @@ class Pool:
         self.queue.setdefault(capacity)
         self._on_wait()
 
-    def changed(self) -> None:
+    def changed(self, *, notifies: bool = True) -> None:
         """Computes the free capacity of each batcher, and notifies all waiting tasks."""
-        if self._change is not None:
-            self._change.set()
-            self._change = None
-        self._measure()
-        for capacity in tuple(self._capacities):
-            capacity.on_change()
-
-    def _measure(self) -> None:
         # If the backend has failed and has no replica, batches are accepted and fail at once, so
         # that their callers learn why. Batchers take turns in the order in which a slot of theirs
         # began to wait. Otherwise a batcher with small batches would take all the room that becomes
@@ -160,6 +149,13 @@ class Pool:
             elif self.queue and next(iter(self.queue)) is not capacity:
                 room = 0
             capacity.free = room
+        if not notifies:
+            return
+        if self._change is not None:
+            self._change.set()
+            self._change = None
+        for capacity in tuple(self._capacities):
+            capacity.on_change()
 
 
 class PoolCapacity:
