@@ -45,7 +45,7 @@ _RESPONSES: Final = frozenset(
     {"whole", "array", "send", "send pickled", "texts", "ended", "cut off"}
 )
 # The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
-_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach", "respond")
+_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach")
 
 
 class FrontEnd:

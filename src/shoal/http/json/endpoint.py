@@ -250,8 +250,8 @@ class JsonCodec(Codec):
     async def _respond_with_other(
         self, exchange: Exchange, result: Any, accept: bytes | None
     ) -> None:
-        if is_large_array(result) and exchange.front_end_encodes and accept in _ASKS_FOR_NOTHING:
-            exchange.respond_with_array(result)
+        may_be_array = is_large_array(result) and accept in _ASKS_FOR_NOTHING
+        if may_be_array and exchange.responded_with_array(result):
             return
         if isinstance(result, Response):
             await _respond_with_response(exchange, result)

@@ -252,23 +252,17 @@ class Exchange:
         if self.front_end is not None:
             self.front_end["teach"](number, description)
 
-    @property
-    def front_end_encodes(self) -> bool:
-        """Whether `respond_with_array` can be used."""
-        return (
-            self.early_item is not None  # so the front end has loaded what it needs
-            and self.front_end is not None
-            and self.front_end["send"] == self._send
-            and self.method != "HEAD"
-            and self.times is None
-        )
-
-    def respond_with_array(self, array: Any) -> None:
-        """Sends a whole response with an array, which the front end writes as JSON."""
-        assert self.front_end is not None
-        self.status = 200
+    def responded_with_array(self, array: Any) -> bool:
+        """Sends an array that the front end writes as JSON; returns False if none can."""
+        if self.front_end is None or self.early_item is None:
+            return False  # it has not loaded what it needs
         headers = [(b"content-type", JSON), (b"x-request-id", self.id)]
-        self.front_end["respond"](self._send, 200, headers, array)
+        if self.times is not None:
+            headers.append(self.times.header())
+        if not self.front_end["respond"](self._send, 200, headers, array):
+            return False
+        self.status = 200
+        return True
 
     async def respond_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
