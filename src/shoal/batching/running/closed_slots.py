@@ -49,7 +49,7 @@ class ClosedSlots(Slots[Run]):
                 if batch is None:
                     return False
                 in_a_row, held_since = 0, self.batches[batch]
-            if not in_a_row or former.parked or self._capacity is not None:
+            if not in_a_row or former.parked:
                 self._report_idle(begun=1)
             calls = former.calls
             ended_at = await self._run(batch, scope)

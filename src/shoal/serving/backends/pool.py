@@ -106,7 +106,7 @@ class Pool:
         """Counts a batch as running; no ``await`` may come after `choose` or `wait`."""
         self.members.begin(member, requests)
         self._running += 1
-        self.changed(notifies=len(self._capacities) > 1)  # the other batchers have less
+        self.changed()
 
     def end(self, member: PoolMember, requests: int, used: LoadedModel | None = None) -> None:
         self.members.end(member, requests, used)
@@ -132,7 +132,7 @@ class Pool:
         self.queue.setdefault(capacity)
         self._on_wait()
 
-    def changed(self, *, notifies: bool = True) -> None:
+    def changed(self) -> None:
         """Computes the free capacity of each batcher, and notifies all waiting tasks."""
         # If the backend has failed and has no replica, batches are accepted and fail at once, so
         # that their callers learn why. Batchers take turns in the order in which a slot of theirs
@@ -149,8 +149,6 @@ class Pool:
             elif self.queue and next(iter(self.queue)) is not capacity:
                 room = 0
             capacity.free = room
-        if not notifies:
-            return
         if self._change is not None:
             self._change.set()
             self._change = None
