@@ -375,3 +375,25 @@ async def test_what_is_no_frame_ends_the_channel():
     [failure] = end.failures
     assert isinstance(failure, Exception)
     end.channel.close()
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("options", [{}, {"workers": 1}])
+async def test_an_answer_to_head_of_unknown_length_names_none(options):
+    app = shoal.App()
+
+    async def mounted(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app.mount("/mounted", mounted)
+
+    @app.endpoint("/stream", methods=["GET"])
+    async def stream(items: list[int]):
+        yield items
+
+    async with live(app, **options) as server:
+        for path in ("/mounted", "/stream?items=1"):
+            told = await server.talk(request(path, method="HEAD", close=True))
+            assert told.startswith(b"HTTP/1.1 200 "), told
+            assert b"content-length" not in told

@@ -210,7 +210,8 @@ class RemoteCall(ServedCall):
                 return
             start, self._start = self._start, None
             self.has_begun = True
-            if start is not None and not has_more:
+            # The response to HEAD has no body that would tell the front end its length.
+            if start is not None and not has_more and self._head["method"] != "HEAD":
                 self._complete("whole", (start["status"], start["headers"], data), len(data))
                 return
             part = {"type": _BODY, "body": data, "more_body": bool(has_more)}
