@@ -693,3 +693,46 @@ async def test_a_signal_ends_the_program_while_a_backend_runs(
     lines = result.stdout.decode().splitlines()
     assert "went on" not in lines
     assert lines[-1] == f"ended by {ended_by}", (lines, result.stderr.decode())
+
+
+@pytest.mark.parametrize("isolates", [False, True])
+async def test_a_request_ends_no_more_replicas_than_it_may_run_again(isolates):
+    deaths = 0
+
+    class Code:
+        async def __call__(self, items: list[Any]) -> list[Any]:
+            nonlocal deaths
+            if "poison" in items:
+                deaths += 1
+                if deaths == 4:
+                    return items
+                self.is_ill = True
+                await anyio.sleep_forever()
+            return items
+
+        is_ill = False
+
+        def check_health(self) -> None:
+            if self.is_ill:
+                raise ValueError("ill")
+
+    health = {"health_check_period_s": 0.02, "isolate_errors": isolates}
+    async with served(Code, "task", max_batch_size=2, batch_wait_timeout_s=0.05, **health) as (
+        _,
+        handle,
+    ):
+        outcomes: dict[Any, Any] = {}
+
+        async def call(item: Any) -> None:
+            try:
+                outcomes[item] = await handle.call(item)
+            except ReplicaDied as died:
+                outcomes[item] = died
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, "poison")
+            tasks.start_soon(call, "beside")
+        assert isinstance(outcomes["poison"], ReplicaDied)
+        if isolates:
+            assert outcomes["beside"] == "beside"
+        assert deaths == 1 + isolates

@@ -288,7 +288,8 @@ class Batch(RequestBatch):
         is_overdue: Whether its handler has used up the operator's time: ``handler_timeout_s`` or
             ``graceful_shutdown_timeout_s``. Callers that leave don't make it overdue.
         on_overdue: Called when it becomes overdue; internal to the engine.
-        scope: The cancel scope that its handler runs in; None before and after. Internal, too.
+        scope: The cancel scope that its handler runs in, and that ends with it; else None.
+            Internal, too.
     """
 
     __slots__ = (

@@ -13,7 +13,6 @@ handler does.
 from __future__ import annotations
 
 import logging
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,7 +90,8 @@ class Run(ABC):
         # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
         # all requests have ended; otherwise the caller must end the remaining ones.
         batch.on_left = partial(self._left, batch, scope)
-        batch.scope = scope
+        if not self.options.isolate_errors:  # else its parts run after the end of a replica
+            batch.scope = scope
         token = running_batch.set(batch)
         try:
             if batch.surroundings is None:
@@ -156,7 +156,7 @@ class Run(ABC):
             if scope.cancel_called and batch.active and not has_died:
                 self._fail_all(requests, self._timed_out)
             else:
-                await self._failed(batch, requests, failure, is_isolating=not scope.cancel_called)
+                await self._failed(batch, requests, failure)
         finally:
             del failure  # its traceback holds this frame
 
@@ -185,18 +185,10 @@ class Run(ABC):
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None: ...
 
     async def _failed(
-        self,
-        batch: Batch,
-        requests: Sequence[Request],
-        failure: BaseException,
-        *,
-        is_isolating: bool,
+        self, batch: Batch, requests: Sequence[Request], failure: BaseException
     ) -> None:
         """Fails the requests for which the handler raised, or runs them again."""
-        isolates = self.options.isolate_errors
         if isinstance(failure, RunsAgain):
-            if isolates and not is_isolating:
-                failure.retries = sys.maxsize  # in other batches, since this one's scope has ended
             self._queue_again(requests, failure)
             requests, failure = still_running(requests), failure.death
             if not requests:
@@ -207,7 +199,7 @@ class Run(ABC):
             if rest := still_running(requests):
                 self._fail_with(batch, rest, failure)
             return
-        if not isolates or not is_isolating or len(requests) < 2:
+        if not self.options.isolate_errors or len(requests) < 2:
             self._fail_with(batch, requests, failure)
             return
         # A single remaining request is run again too: the error may be due to another request that
@@ -225,14 +217,13 @@ class Run(ABC):
                 batch.on_overdue = part_batch.set_overdue
                 try:
                     with setting(running_batch, part_batch), self.parking.new_scope() as part_scope:
-                        part_batch.scope = part_scope
                         await self._run_requests(batch, part, part_scope)
                     if part_scope.cancel_called:
                         self._fail_all(part, self._timed_out)
                 except RuntimeError as error:  # `part_scope` can't be left
                     raise ScopesMixedUp from error
                 finally:
-                    batch.on_overdue = part_batch.scope = None
+                    batch.on_overdue = None
                     part_batch.members = []
 
     def _queue_again(self, requests: Sequence[Request], failure: RunsAgain) -> None:

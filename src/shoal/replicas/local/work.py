@@ -104,7 +104,7 @@ class UnderWay:
         """Runs the code of a batch, in the scope of its slot, which the replica's end cancels."""
         # A scope of its own would cost as much as all the rest of a small batch.
         scope: Scope | None = getattr(running_batch.get(None), "scope", None)
-        if scope is None:  # its slot is in another process
+        if scope is None:  # its slot is in another process, or goes on with parts of the batch
             with self.within_scope() as scope:
                 return await self.run(code, scope)
         try:
