@@ -9,6 +9,7 @@ import pytest
 from held_app import statistics
 from live_server import http2, live, read_until, request, upgrade
 
+import shoal
 from observe.spans import new_spans, traced_app  # noqa: F401
 from shoal.http.dashboard.dashboard import DASHBOARD
 from worker_processes import kill, until, workers_of
@@ -177,3 +178,10 @@ async def test_a_line_says_the_same_with_workers(spans, logged):
         said.append(found)
     here, there = said
     assert here == there
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+async def test_a_line_counts_no_body_for_head(logged, workers):
+    async with live(shoal.App(), workers=workers, access_log=True) as server:
+        await server.talk(request("/nowhere", method="HEAD", close=True))
+    assert [line["bytes"] for line in logged()] == [0]

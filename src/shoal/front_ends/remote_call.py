@@ -262,6 +262,8 @@ class RemoteCall(ServedCall):
         # The front end writes a body that is an array as JSON.
         if send != self.send or self._start is not None or self.has_begun:
             return False
+        if self._head["method"] == "HEAD":  # or the front end would get the body, and log its size
+            return False
         if self.is_over:
             return True
         kind, size = "whole", len(body)
