@@ -138,10 +138,13 @@ class Pool:
         # that their callers learn why. Batchers take turns in the order in which a slot of theirs
         # began to wait. Otherwise a batcher with small batches would take all the room that becomes
         # free, and one with large batches would starve.
+        if self._change is not None:
+            self._change.set()
+            self._change = None
         # With several batchers, each has one slot more than fit. While the others are busy, it
         # notices that the next batch is due, and enqueues the batcher.
         spare = len(self._capacities) > 1
-        for capacity in self._capacities:
+        for capacity in tuple(self._capacities):
             room = self.members.room(capacity.size)
             capacity.slots = self._running + room + spare
             if self.failure is not None and not self.members:
@@ -149,10 +152,6 @@ class Pool:
             elif self.queue and next(iter(self.queue)) is not capacity:
                 room = 0
             capacity.free = room
-        if self._change is not None:
-            self._change.set()
-            self._change = None
-        for capacity in tuple(self._capacities):
             capacity.on_change()
 
 
