@@ -100,6 +100,13 @@ async def error_of(awaitable: Any) -> Exception:
     return raised.value
 
 
+async def note_end(outcomes: dict[Any, Any], handle: EndpointHandle, item: Any) -> None:
+    try:
+        outcomes[item] = await handle.call(item)
+    except ReplicaDied as died:
+        outcomes[item] = died
+
+
 async def well_again(handle: EndpointHandle) -> None:
     """Waits for the replica that takes the place of one that has ended."""
     while True:
@@ -136,17 +143,11 @@ async def test_batches_beside_one_that_ends_its_replica_end_with_it(config, outc
     async with served(code, "task", **several, **config) as (_, handle):
         results: dict[Any, Any] = {}
 
-        async def call(item: Any) -> None:
-            try:
-                results[item] = await handle.call(item)
-            except ReplicaDied as died:
-                results[item] = died
-
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call, 1)
-            tasks.start_soon(call, 2)
+            tasks.start_soon(note_end, results, handle, 1)
+            tasks.start_soon(note_end, results, handle, 2)
             await began.wait()
-            tasks.start_soon(call, "exit")
+            tasks.start_soon(note_end, results, handle, "exit")
             await well_again(handle)
         assert isinstance(results["exit"], ReplicaDied)
         beside = [results[1], results[2]]
@@ -723,15 +724,9 @@ async def test_a_request_ends_no_more_replicas_than_it_may_run_again(isolates):
     ):
         outcomes: dict[Any, Any] = {}
 
-        async def call(item: Any) -> None:
-            try:
-                outcomes[item] = await handle.call(item)
-            except ReplicaDied as died:
-                outcomes[item] = died
-
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call, "poison")
-            tasks.start_soon(call, "beside")
+            tasks.start_soon(note_end, outcomes, handle, "poison")
+            tasks.start_soon(note_end, outcomes, handle, "beside")
         assert isinstance(outcomes["poison"], ReplicaDied)
         if isolates:
             assert outcomes["beside"] == "beside"

@@ -40,10 +40,6 @@ _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
 _MOST_DECODERS: Final = 64
-# Messages for the task that relays a response.
-_RESPONSES: Final = frozenset(
-    {"whole", "array", "send", "send pickled", "texts", "ended", "cut off"}
-)
 # The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
 _OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach")
 
@@ -206,17 +202,18 @@ class ForwardedRequest:
     # Messages from the server's process.
 
     def take(self, name: str, content: Any) -> None:
-        if name in _RESPONSES:
-            if not self._is_over:
-                self._queue(name, content)
-        elif name == "want":
-            self._want(content)
-        elif name == "heartbeat":
-            self._offered["heartbeat"](*content)
-        elif name == "trace":
-            self._offered["note_trace"](content)
-        elif name == "watch drain":
-            self._offered["when_draining"](partial(self._post, "draining"))
+        match name:
+            case "want":
+                self._want(content)
+            case "heartbeat":
+                self._offered["heartbeat"](*content)
+            case "trace":
+                self._offered["note_trace"](content)
+            case "watch drain":
+                self._offered["when_draining"](partial(self._post, "draining"))
+            case _:
+                if not self._is_over:
+                    self._queue(name, content)
 
     def lose(self) -> None:
         if not self._is_over:
