@@ -288,25 +288,20 @@ class ForwardedRequest:
                     self._count(sum(map(len, content)))
                 case _:
                     self._is_over = True
-                    if name in ("whole", "array"):
-                        await self._send_whole(send, *content, is_array=name == "array")
+                    if name == "whole":
+                        await self._send_whole(send, *content)
+                    elif name == "array":
+                        from shoal.http.json.decoder import json_of  # the decoder has loaded it
+
+                        status, headers, array = content
+                        await self._send_whole(send, status, headers, json_of(*array))
                     elif name == "cut off" and not self._has_begun:
                         await self._refuse(send)
                     return
 
     async def _send_whole(
-        self,
-        send: Send,
-        status: int,
-        headers: list[tuple[bytes, bytes]],
-        body: Any,
-        *,
-        is_array: bool,
+        self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
     ) -> None:
-        if is_array:
-            from shoal.http.json.decoder import json_of  # loaded by the decoder of the request
-
-            body = json_of(*body)
         if self._offered["respond"](send, status, headers, body):
             return
         if length_of(headers) is None and status not in (204, 304):

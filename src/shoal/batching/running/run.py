@@ -4,10 +4,10 @@ A run answers all requests of its batch that still have callers, and returns. It
 that must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All
 other exceptions of a handler, of any class, fail only its batch.
 
-The handler runs in its slot's cancel scope, which is cancelled when all callers have left and when
-the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
-clean-up. Its callers still get their errors in time; the run, and so the slot, ends when the
-handler does.
+The handler runs in its slot's cancel scope, which is cancelled when all callers have left, when the
+handler's time is up, and when the replica that runs it ends, if that is in the event loop. None of
+these interrupts a handler in a thread, or one that shields its clean-up. Its callers still get
+their errors in time; the run, and so the slot, ends when the handler does.
 """
 
 from __future__ import annotations
