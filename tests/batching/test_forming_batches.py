@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import shoal
@@ -86,6 +87,27 @@ async def test_callers_that_come_again_at_once_travel_together(recorder: Recorde
         for _ in range(4):
             tasks.start_soon(caller, call)
     assert [len(batch) for batch in recorder.batches] == [4] * 5
+
+
+@pytest.mark.parametrize("late_passes", [1, 2, 3])
+async def test_callers_that_come_some_passes_later_are_gathered_again(
+    late_passes: int, recorder: Recorder
+) -> None:
+    # As in a server: after a response, one pass of the loop reads the next request, and one calls.
+    async def caller(call: Any, passes: int) -> None:
+        await pass_by(passes)
+        for _ in range(60):
+            await call(0)
+            await pass_by(2)
+
+    async def pass_by(passes: int) -> None:
+        for _ in range(passes):
+            await anyio.lowlevel.checkpoint()
+
+    async with shoal.Batcher(recorder) as call, anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(caller, call, late_passes if number else 0)
+    assert [len(batch) for batch in recorder.batches[8:50]] == [4] * 42
 
 
 async def test_a_wait_of_none_waits_until_the_batch_is_full(recorder: Recorder) -> None:

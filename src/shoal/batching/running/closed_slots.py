@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.batching.calls.groups import GroupWaiter, group_of
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, Slots
+from shoal.core.forming.regathering import WINDOW_ENDED
 from shoal.core.policy import Dispatch
 from shoal.core.request import DispatchReason, State
 
@@ -23,8 +24,14 @@ HELD_MOST_S: Final = 0.0005
 """For how many batches, and for how long in seconds, full batches may begin one after the other
 without a pass of the event loop. One after each is a tenth of `map` if the handler does little."""
 
+_PASSES: Final = 2
+"""For how many passes of the event loop a batch that is smaller than the last one lets others join.
+In a server, one reads the requests of further clients, and one makes their calls."""
+
 
 class ClosedSlots(Slots[Run]):
+    _last_size = 0  # how many requests the last batch had
+
     def configure(self, options: BatchOptions) -> None:
         # A new one: a running batch keeps its options.
         self.run = replace(self.run, options=options)
@@ -97,6 +104,7 @@ class ClosedSlots(Slots[Run]):
         # `is_fresh`: the callers of this slot's last batch have not run yet.
         former = self.former
         free_at = self.parking.now()
+        passes_left = _PASSES if former.regathering.is_on else 0
         if is_fresh and former.live:
             # They may call again, and a batch that is not full should include those calls.
             await self.parking.checkpoint()
@@ -115,6 +123,11 @@ class ClosedSlots(Slots[Run]):
                     is_fresh = False
                     if await self.parking.rest_of_pass():
                         continue
+                may_grow = former.live < self._last_size and decision.reason in WINDOW_ENDED
+                if may_grow and passes_left:
+                    passes_left -= 1
+                    await self.parking.checkpoint()
+                    continue
                 batch = self._dispatch(decision, free_at)
                 if batch is not None:
                     return batch
@@ -146,6 +159,7 @@ class ClosedSlots(Slots[Run]):
             return None
         batch = self._begun(requests, dispatch.reason, free_at)
         batch.group = group
+        self._last_size = batch.size
         self.counters.batches[dispatch.reason] += 1
         self.counters.batch_size.gather((batch.size,))
         return batch

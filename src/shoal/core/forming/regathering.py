@@ -24,7 +24,8 @@ and delays calls that come at random as well.
 
 Which callers come back is not known, only how many calls there are: each call may be made by a new
 task, as in a server. No work is done for a call. For a batch it is linear in its size, and nothing
-is done for batches that run for less than `WORTH_S`, or while one caller is alone.
+is done for batches that run for less than `WORTH_S`, or while one caller is alone. For fast batches
+a worker slot waits for some passes of the event loop instead.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _MARGIN: Final = 1.25
 _PART_OF_A_RUN: Final = 0.25
 # For sums of fractions.
 _ROUNDING: Final = 1e-9
-_WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
+WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
 
 
 class _Round:
@@ -108,7 +109,7 @@ class Regathering:
         self._model = model
         self._overdue = overdue
         self._pressures = pressures
-        self._is_on = False
+        self.is_on = False
         self._limit = NOTHING
         # A request due before this time can't wait; minus infinity while no batch waits.
         self.urgent_before = -math.inf
@@ -118,8 +119,8 @@ class Regathering:
 
     def change(self, options: BatchOptions) -> None:
         self._limit = options.batch_limit
-        self._is_on = regathers(options)
-        if not self._is_on:
+        self.is_on = regathers(options)
+        if not self.is_on:
             self._forget()
 
     def _forget(self) -> None:
@@ -136,7 +137,7 @@ class Regathering:
     def ended(
         self, members: Iterable[Request], run_s: float, now: float, calls: int, running: int
     ) -> None:
-        if not self._is_on:
+        if not self.is_on:
             return
         if run_s < WORTH_S:
             self._wait_s = self.owed = 0
@@ -183,7 +184,7 @@ class Regathering:
         # Not needed while no call is `owed` and no batch `has_waited`.
         self.urgent_before = -math.inf
         has_waited, self.has_waited = self.has_waited, False
-        if not self._is_on or isinstance(decision, Wait) or decision.reason not in _WINDOW_ENDED:
+        if not self.is_on or isinstance(decision, Wait) or decision.reason not in WINDOW_ENDED:
             return decision
         # No call is awaited by unlimited slots.
         expected = self.owed / max(1, idle_slots) - (calls - self._owed_since)
