@@ -89,16 +89,16 @@ class CallConnection(Protocol):
         """Continues without waiting for the application, once its response is complete."""
 
 
-class Http1Call(ServedCall):
-    offered = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
+_OFFERED: Final = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
 
+
+class Http1Call(ServedCall):
     _shared: Shared
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
     _expects = _is_chunked = False
     _received = 0  # bytes of the body, since the client had the whole time
     _waited_s = 0.0  # for the body, since then
-    _heartbeat: Heartbeat | None = None
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
@@ -112,6 +112,10 @@ class Http1Call(ServedCall):
         self.keeps_alive = parser.keeps_alive
         # `is_detached`: the connection continues without waiting for the application.
         self.is_over = self.is_complete = self.has_begun = self.is_detached = False
+        self._is_cut_off = False
+        self.offered = _OFFERED
+        self._heartbeat: Heartbeat | None = None
+        self.log = None
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = parser.line.method != "HEAD"
@@ -254,8 +258,9 @@ class Http1Call(ServedCall):
             elif length is None:  # also for HEAD
                 length = len(body)
                 lines += b"\r\ncontent-length: %d" % length
-            self._head = head = lines, length, closes
-            self._has_sent(*self._whole(*head, body), is_last=True)
+            self._head = lines, length, closes
+            lines, body = self._whole(lines, length, closes, body)
+            self._has_sent(lines, body, is_last=True)
         return True
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
