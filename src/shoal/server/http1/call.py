@@ -89,16 +89,16 @@ class CallConnection(Protocol):
         """Continues without waiting for the application, once its response is complete."""
 
 
-_OFFERED: Final = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
-
-
 class Http1Call(ServedCall):
+    offered = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
+
     _shared: Shared
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
     _expects = _is_chunked = False
     _received = 0  # bytes of the body, since the client had the whole time
     _waited_s = 0.0  # for the body, since then
+    _heartbeat: Heartbeat | None = None
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
@@ -112,10 +112,6 @@ class Http1Call(ServedCall):
         self.keeps_alive = parser.keeps_alive
         # `is_detached`: the connection continues without waiting for the application.
         self.is_over = self.is_complete = self.has_begun = self.is_detached = False
-        self._is_cut_off = False
-        self.offered = _OFFERED
-        self._heartbeat: Heartbeat | None = None
-        self.log = None
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = parser.line.method != "HEAD"
@@ -259,8 +255,7 @@ class Http1Call(ServedCall):
                 length = len(body)
                 lines += b"\r\ncontent-length: %d" % length
             self._head = lines, length, closes
-            lines, body = self._whole(lines, length, closes, body)
-            self._has_sent(lines, body, is_last=True)
+            self._has_sent(*self._whole(lines, length, closes, body), is_last=True)
         return True
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
