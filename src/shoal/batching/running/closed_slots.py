@@ -41,7 +41,6 @@ class ClosedSlots(Slots[Run]):
         former = self.former
         innermost_scope = self.parking.innermost_scope()
         own_scope = innermost_scope()
-        is_fresh = False
         in_a_row, held_since = 0, -math.inf
         batch: Batch | None = None
         while batch is not None or len(self._waiting) < IDLE_SLOTS_KEPT:
@@ -50,7 +49,7 @@ class ClosedSlots(Slots[Run]):
                     await self._wait_for_turn()
                 self._turn_is_taken = True
                 try:
-                    batch = await self._next_batch(is_fresh)
+                    batch = await self._next_batch()
                 finally:
                     self.pass_turn()
                 if batch is None:
@@ -61,7 +60,6 @@ class ClosedSlots(Slots[Run]):
             calls = former.calls
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive
-            is_fresh = True
             # A scope that a handler has not left would cancel the next batch as well.
             if ended_at is None or innermost_scope() is not own_scope:
                 self._report_idle()
@@ -77,10 +75,10 @@ class ClosedSlots(Slots[Run]):
             if batch is not None:
                 continue
             self._report_idle()
-            if in_a_row > 1 or former.regathering.rounds:
+            if in_a_row > 1 or former.live or former.regathering.rounds:
+                # The callers may call again, and a batch that is not full should have these calls.
                 await self.parking.one_pass()
                 former.regathering.callers_ran(self.parking.now())
-                is_fresh = False
         return False
 
     def _full_batch(self, now: float) -> Batch | None:
@@ -99,15 +97,11 @@ class ClosedSlots(Slots[Run]):
         self.bell.ring()  # another slot may wait, by a decision that is outdated now
         return batch
 
-    async def _next_batch(self, is_fresh: bool) -> Batch | None:
+    async def _next_batch(self) -> Batch | None:
         """Waits for the next batch; returns None when this slot is not needed any more."""
-        # `is_fresh`: the callers of this slot's last batch have not run yet.
         former = self.former
         free_at = self.parking.now()
         passes_left = _PASSES if former.regathering.is_on else 0
-        if is_fresh and former.live:
-            # They may call again, and a batch that is not full should include those calls.
-            await self.parking.checkpoint()
         while self._count <= self._most:
             now = self.parking.now()
             if self.intake.timers.asleep_until <= now:
@@ -119,10 +113,6 @@ class ClosedSlots(Slots[Run]):
                     await self._listen(None)
                     free_at = self.parking.now()
                     continue
-                if is_fresh and decision.reason is not DispatchReason.FULL:
-                    is_fresh = False
-                    if await self.parking.rest_of_pass():
-                        continue
                 may_grow = former.live < self._last_size and decision.reason in WINDOW_ENDED
                 if may_grow and passes_left:
                     passes_left -= 1
@@ -137,7 +127,6 @@ class ClosedSlots(Slots[Run]):
             if former.closed and former.live == 0:
                 return None
             await self._listen(decision.until)
-            is_fresh = False
         return None
 
     def _dispatch(self, dispatch: Dispatch, free_at: float) -> Batch | None:
