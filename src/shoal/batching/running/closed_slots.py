@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from shoal.batching.calls.groups import GroupWaiter, group_of
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, Slots
-from shoal.core.forming.regathering import WINDOW_ENDED
+from shoal.core.forming.regathering import WINDOW_ENDED, WORTH_S
 from shoal.core.policy import Dispatch
-from shoal.core.request import DispatchReason, State
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
@@ -25,8 +25,8 @@ HELD_MOST_S: Final = 0.0005
 without a pass of the event loop. One after each is a tenth of `map` if the handler does little."""
 
 _PASSES: Final = 2
-"""For how many passes of the event loop a batch that is smaller than the last one lets others join.
-In a server, one reads the requests of further clients, and one makes their calls."""
+"""For how many passes of the event loop a batch that is smaller than the last one lets others join,
+while passes are short. In a server, one reads requests of further clients, and one makes calls."""
 
 
 class ClosedSlots(Slots[Run]):
@@ -115,8 +115,9 @@ class ClosedSlots(Slots[Run]):
                     continue
                 may_grow = former.live < self._last_size and decision.reason in WINDOW_ENDED
                 if may_grow and passes_left:
-                    passes_left -= 1
                     await self.parking.checkpoint()
+                    is_long = self.parking.now() - now > WORTH_S
+                    passes_left = 0 if is_long else passes_left - 1
                     continue
                 batch = self._dispatch(decision, free_at)
                 if batch is not None:
