@@ -285,7 +285,7 @@ async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
     offered = extensions.get(DISCONNECT)
     if offered is not None:
         return await run_unless_left(offered["when_left"], run)
-    client = WatchedClient(request.receive, "-")
+    client = WatchedClient(request.receive, b"-")
     async with _disconnects() as disconnects:
         try:
             return await run_unless_left(partial(disconnects.watch, client), run)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from asyncio import Future, InvalidStateError
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -63,6 +64,7 @@ class AsyncioParking(Parking):
 
     def __init__(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         # Called directly, unless the loop has a clock of its own.
         has_usual_clock = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
         self.now = time.monotonic if has_usual_clock else loop.time
@@ -78,13 +80,9 @@ class AsyncioParking(Parking):
         return waiter
 
     def limit(self, limit_s: float, entered: set[Any]) -> TimeLimit | None:
-        try:
-            task: asyncio.Task[Any] | None = asyncio.current_task()
-        except RuntimeError:  # it is called in another kind of loop
-            task = None
-        if task is None or task.get_loop() is not self._loop:
-            return None
-        return AsyncioLimit(task, self.now() + limit_s, entered)
+        # To ask for the running loop as well would cost more than all the rest of a limit.
+        task = asyncio.current_task(self._loop) if get_ident() == self._thread else None
+        return None if task is None else AsyncioLimit(task, self.now() + limit_s, entered)
 
     def wake(self, waiter: Any) -> None:
         if not waiter.done():

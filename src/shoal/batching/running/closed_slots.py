@@ -55,8 +55,9 @@ class ClosedSlots(Slots[Run]):
                 if batch is None:
                     return False
                 in_a_row, held_since = 0, self.batches[batch]
-            if not in_a_row or former.parked:
-                self._report_idle(begun=1)
+            # A `Capacity` reports it when the handler takes it up.
+            if self._capacity is None and (not in_a_row or former.parked):
+                self._report_idle()
             calls = former.calls
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive

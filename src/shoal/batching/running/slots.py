@@ -401,12 +401,9 @@ class Slots(ABC, Generic[RunT]):
             self.counters.observers.notify(lambda each: each.batch_began(name, batch, now))
         return batch
 
-    def _report_idle(self, begun: int = 0) -> None:
-        # `begun`: how many batches have begun and have not taken up their capacity yet.
-        if self._capacity is None:
-            idle = self._most - len(self.batches)
-        else:
-            idle = self._capacity.free - begun
+    def _report_idle(self) -> None:
+        capacity = self._capacity
+        idle = self._most - len(self.batches) if capacity is None else capacity.free
         if idle < 0:  # fewer are allowed than run
             idle = 0
         open_room = self._open_room() if self._batches_are_open else NOTHING

@@ -47,7 +47,7 @@ class WatchedClient:
     listening: anyio.CancelScope | None = None
     has_ended: anyio.Event | None = None
 
-    def __init__(self, receive: Receive, request_id: str) -> None:
+    def __init__(self, receive: Receive, request_id: bytes) -> None:
         self.receive = receive
         self.request_id = request_id  # for the log
 
@@ -141,7 +141,7 @@ async def _listen(client: WatchedClient, scope: anyio.CancelScope, has_ended: an
             client.has_disconnected = True
     except Exception:
         client.has_disconnected = True
-        _log.exception("request %s: its client can't be watched", client.request_id)
+        _log.exception("request %s: its client can't be watched", client.request_id.decode("ascii"))
     finally:
         has_ended.set()
     if client.has_disconnected and client.on_left is not None and not scope.cancel_called:

@@ -111,7 +111,7 @@ class Exchange:
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            self._watched = self._watched or WatchedClient(self.receive, self.request_id)
+            self._watched = self._watched or WatchedClient(self.receive, self.id)
             return partial(self._shared.disconnects.watch, self._watched)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
