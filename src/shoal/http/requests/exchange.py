@@ -75,16 +75,16 @@ class Exchange:
     # is used only if they are the server's own.
     _offered: Mapping[str, Any] | None = None  # the extension `DISCONNECT`
     front_end: Mapping[str, Any] | None = None  # the extension `DECODED`, with its own `receive`
+    # The number of a decoder of the front end, and the item that it made of the body.
+    early_item: tuple[int, Any] | None = None
+    # For the header `Server-Timing`; None without it, and until a batch has the request.
+    times: ServerTimes | None = None
+
     # On a server without the extension `DISCONNECT`, once the client was watched.
     _watched: WatchedClient | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
-        # The number of a decoder of the front end, and the item that it made of the body.
-        self.early_item: tuple[int, Any] | None = None
-        # For the header `Server-Timing`; None without it, and until a batch has the request.
-        self.times: ServerTimes | None = None
-        self.front_end: Mapping[str, Any] | None = None
         self.scope = scope
         self.receive = receive
         self._send = send
