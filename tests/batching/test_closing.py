@@ -66,7 +66,7 @@ async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled(grac
     assert len(set(map(id, errors))) == 5
     assert len(held.cancelled) == 1
     assert counts == shoal.statistics.ClosingCounts(finished=0, failed=5, cancelled=0)
-    assert ["closed, having" in line for line in caplog.messages].count(True) == 1
+    assert ["closed; requests" in line for line in caplog.messages].count(True) == 1
 
 
 async def test_the_counts_say_what_became_of_the_requests_since_closing_began(caplog, held):
@@ -229,8 +229,7 @@ async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(caplog):
         await call.map(range(25))
     (line,) = [r.getMessage() for r in caplog.records if "closed" in r.getMessage()]
     assert line == (
-        "embed: closed, having served 25 requests in its life (0 failed, 0 cancelled or out of "
-        "time, 0 declined)"
+        "embed: closed; requests in its life: 25 (0 failed, 0 cancelled or out of time, 0 declined)"
     )
 
 

@@ -307,7 +307,7 @@ class Session:
             closing = astuple(self._counts)
             of_these = "; of these while closing: %d finished, %d failed, %d cancelled, %d declined"
             logger.info(
-                "%s: closed, having served %d requests in its life (%d failed, %d cancelled or out "
+                "%s: closed; requests in its life: %d (%d failed, %d cancelled or out "
                 f"of time, %d declined){of_these if any(closing) else ''}",
                 *(self._name, *self._ended_so_far(), *(closing if any(closing) else ())),
             )
