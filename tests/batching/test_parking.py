@@ -142,6 +142,11 @@ async def test_one_pass_lets_all_run_that_can() -> None:
         assert sorted(ran) == list(range(20))
 
 
+async def test_another_thread_has_no_cheap_time_limit() -> None:
+    limit = parking_of_this_loop().limit
+    assert await anyio.to_thread.run_sync(limit, 1.0, set[Any]()) is None
+
+
 def test_there_is_no_parking_without_a_loop() -> None:
     with pytest.raises(RuntimeError):
         parking_of_this_loop()

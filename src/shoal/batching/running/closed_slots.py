@@ -26,7 +26,7 @@ without a pass of the event loop. One after each is a tenth of `map` if the hand
 
 _PASSES: Final = 2
 """For how many passes of the event loop a batch that is smaller than the last one lets others join,
-while passes are short. In a server, one reads requests of further clients, and one makes calls."""
+while passes are short. A server reads requests in one pass, and makes their calls in the next."""
 
 
 class ClosedSlots(Slots[Run]):
@@ -77,7 +77,8 @@ class ClosedSlots(Slots[Run]):
                 continue
             self._report_idle()
             if in_a_row > 1 or former.live or former.regathering.rounds:
-                # The callers may call again, and a batch that is not full should have these calls.
+                # Other tasks have their turn. Callers among them may call again, and a batch that
+                # is not full should include those calls.
                 await self.parking.one_pass()
                 former.regathering.callers_ran(self.parking.now())
         return False
