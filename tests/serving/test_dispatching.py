@@ -90,6 +90,24 @@ async def test_requests_pile_up_while_all_replicas_are_busy(held: Held) -> None:
         assert [items for _, items in stage.calls] == [[0], [1], [2, 3, 4, 5], [6, 7]]
 
 
+async def test_no_more_calls_than_allowed_wait_in_the_queue_of_a_busy_backend() -> None:
+    queued: list[int] = []
+
+    async def noting(items: list[int]) -> list[int]:
+        queued.append(statistics().queued)
+        await anyio.sleep(1)
+        return items
+
+    limits = {"max_batch_size": 1, "max_queued_requests": 1, "overload": "wait"}
+    async with serving(shoal.accept_batch(noting), **limits) as (controller, handle, _):
+        statistics = controller.backends["b"].method_batchers["__call__"].batcher.statistics
+        async with anyio.create_task_group() as tasks:
+            for item in range(6):
+                tasks.start_soon(handle.call, item)
+    assert len(queued) == 6
+    assert max(queued) == 1
+
+
 async def test_a_busy_replica_does_not_hold_up_an_idle_one() -> None:
     async with serving_tasks(slowly, num_replicas=2, max_batch_size=1) as (_, handle, _, tasks):
         await line_up(tasks, handle.call(100.0))
