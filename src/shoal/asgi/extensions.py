@@ -11,10 +11,12 @@ import socket
 import struct
 import sys
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import Receive, Scope, Send
 
 # A mapping with which a server reports a client's disconnect.
 DISCONNECT: Final = "shoal.disconnect"
@@ -31,6 +33,41 @@ TRACE: Final = "shoal.trace"
 # The ASGI extension with a server's listeners: a dict of `CountedConnections` by "main" and
 # "admin".
 SERVER: Final = "shoal.server"
+
+
+class ItemRequest(Protocol):
+    """A request whose item a front end has decoded; the waiter of its call."""
+
+    def scope(self) -> Scope: ...
+
+    def wake(self) -> object:
+        """Must be called once when the call has ended."""
+
+    def done(self) -> bool:
+        """Whether nobody waits for the call any more."""
+
+
+class ItemCall(Protocol):
+    """The call of such a request, which an application has begun."""
+
+    def leave(self) -> object:
+        """Ends the call, since the client is gone, or the server ends."""
+
+    # One of the others is called once the call has ended.
+
+    def answer(self) -> tuple[list[tuple[bytes, bytes]], Any] | None:
+        """Returns the headers and the body of a 200; None if `finish` must be called."""
+
+    async def finish(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Responds in a task, as the application would."""
+
+    def count_left(self, refused_with: int) -> None:
+        """Ends a request whose client is gone, or was sent this status by the server."""
+
+
+# Begins the call of an item that a decoder, given by its number, has made; returns None if the
+# application must be called.
+BeginItem: TypeAlias = "Callable[[ItemRequest, int, Any], ItemCall | None]"
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where struct tcp_info has tcpi_bytes_received, and tcpi_bytes_sent followed by

@@ -41,7 +41,7 @@ _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _REPORTED: Final = WINDOW // 2
 _MOST_DECODERS: Final = 64
 # The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
-_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach")
+_OFFERED_FOR_HTTP: Final = ("send", "receive", "decoded", "teach", "lend")
 
 
 class FrontEnd:

@@ -120,6 +120,7 @@ class RemoteFrontEnd:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._channel.run, self._take)
+                tasks.start_soon(self._calls.answer)
                 tasks.start_soon(self._kill_if_silent)
                 await wait_ended(self.pid)
                 tasks.cancel_scope.cancel()

@@ -43,9 +43,10 @@ From a front end to the server's process:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pickle import dumps
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection, Mapping
 
+    from shoal.asgi.extensions import BeginItem
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.shared_memory import Region
 
@@ -78,11 +80,15 @@ MESSAGES_AHEAD: Final = 8
 PassedMessage: TypeAlias = tuple[str, int, Any]
 
 
-class Head(NamedTuple):
+@dataclass(slots=True)
+class Head:
     """The part of a request that requests with the same head share."""
 
     scope: Mapping[str, Any]  # without client, state and extensions
     offered: Collection[str]  # the extensions of the front end and its server
+    # In the server's process: what the application has lent for such requests.
+    lender: object = None
+    begin: BeginItem | None = None
 
 
 # The content of ``request``: the number of its head; the head, unless one with this number was sent

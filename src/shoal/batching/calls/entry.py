@@ -64,13 +64,14 @@ class Entry:
         else:
             self._sharing = self._sharing or Sharing(self.intake)
             self._sharing.configure(options)
-        self.needs_options = (
-            options.request_timeout_s is not None
-            or options.use_scope_deadline
-            or not self.intake.former.takes_anyone
-            or self._sharing is not None
-            or options.split is not None
+        # Whether calls are all alike, and no code of the user runs when one is made.
+        self.is_plain = (
+            self.intake.former.takes_anyone
+            and self._sharing is None
+            and options.split is None
+            and not options.use_scope_deadline
         )
+        self.needs_options = options.request_timeout_s is not None or not self.is_plain
         self._divides = options.split is not None
         self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
             self._request_options_in_scope

@@ -434,6 +434,8 @@ class App:
         # What answers each type of scope.
         self._apps = self._layers.apps(self.tracer, is_opening=phase == "opening")
         self._apps["lifespan"] = partial(run_lifespan, self.lifespan)
+        is_bare = self._layers.is_bare and self.tracer is None and type(self) is App
+        self._shared.bare_app = self if is_bare and phase in ("open", "draining") else None
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

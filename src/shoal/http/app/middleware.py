@@ -60,6 +60,7 @@ class Layers:
 
     def __init__(self, middleware: Sequence[Any], router: AppRouter) -> None:
         self._router = router
+        self.is_bare = not middleware
         entered = with_middleware(middleware, router)
         self._guarded = AppGuard(entered, router.dispatcher)
         self._entered = self._guarded if self._guarded.checks_all else entered

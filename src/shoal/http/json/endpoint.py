@@ -38,9 +38,11 @@ from starlette.responses import FileResponse, Response
 
 from shoal.asgi.headers import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
+from shoal.failures.held import held
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decompressed
 from shoal.http.json.decoder import description_of, may_be_decoded_early
+from shoal.http.json.item_calls import lend
 from shoal.http.json.lines import has_lines, respond_with_lines
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.json.payload import reader_for
@@ -78,6 +80,7 @@ _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 # The numbers of descriptions: equal ones have one decoder.
 _decoders: Final[dict[bytes | None, int]] = {}
+_encoded: Final = held(encoded)
 # The media type of bytes by default.
 BYTES: Final = b"application/octet-stream"
 # Results of these types are sent unchanged.
@@ -137,8 +140,10 @@ class EndpointRoute(Route):
             return False
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
-        else:
-            await codec.respond(exchange, await call.result(item))
+            return True
+        if exchange.headers.get(b"accept") in _ASKS_FOR_NOTHING:
+            lend(exchange, self.calls, batcher, codec)
+        await codec.respond(exchange, await call.result(item))
         return True
 
     async def _handle_converted(
@@ -240,6 +245,15 @@ class JsonCodec(Codec):
         if not body and self._query is not None and exchange.method not in WITH_BODY:
             return self._query.item(exchange)
         return self._read(exchange, body)
+
+    def plain_body(self, result: Any) -> Any:
+        """Returns JSON, or an array that the front end writes as JSON; None for other results."""
+        if type(result) in _ALWAYS_JSON:
+            try:
+                return _encoded(result)
+            except Exception:  # it will be raised again where it is handled
+                return None
+        return result if is_large_array(result) else None
 
     def respond(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         accept = exchange.headers.get(b"accept")

@@ -59,10 +59,12 @@ class Caller(Protocol):
     def request_id(self) -> str: ...
 
     @property
-    def headers(self) -> Mapping[bytes, bytes]: ...
-
-    @property
     def scope(self) -> Scope: ...
+
+
+class WatchedCaller(Caller, Protocol):
+    @property
+    def headers(self) -> Mapping[bytes, bytes]: ...
 
     @property
     def when_left(self) -> WhenLeft: ...
@@ -156,7 +158,7 @@ class CallHeaders(NamedTuple):
 
 NO_CALL_HEADERS: Final = CallHeaders()
 _SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")
-_OF_CALLS: Final = frozenset(
+OF_CALLS: Final = frozenset(
     {
         *(b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"),
         b"x-request-timeout",
@@ -165,7 +167,7 @@ _OF_CALLS: Final = frozenset(
 
 
 def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
-    if headers.keys().isdisjoint(_OF_CALLS):
+    if headers.keys().isdisjoint(OF_CALLS):
         return NO_CALL_HEADERS
     method = headers.get(b"x-serve-call-method")
     key = headers.get(b"x-serve-shard-key")
@@ -201,7 +203,7 @@ class EndpointCalls:
 
     async def call_for(
         self,
-        caller: Caller,
+        caller: WatchedCaller,
         headers: CallHeaders | None = None,
         when_left: WhenLeft | None = None,
     ) -> EndpointCall:

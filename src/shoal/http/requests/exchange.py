@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.asgi.extensions import BeginItem
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.problem import Problem
@@ -251,6 +252,11 @@ class Exchange:
         """Makes the front end decode requests with this method and path; 0 removes its decoder."""
         if self.front_end is not None:
             self.front_end["teach"](number, description)
+
+    def lend(self, make: Callable[[SharedParts], BeginItem]) -> None:
+        """Lends the server what begins the calls of requests with this head, if it takes it."""
+        if self.front_end is not None and self._shared.bare_app is not None:
+            self.front_end["lend"](self._shared.bare_app, make(self._shared))
 
     def responded_with_array(self, array: Any) -> bool:
         """Sends an array that the front end writes as JSON; returns False if none can."""

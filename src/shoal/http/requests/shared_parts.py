@@ -27,6 +27,8 @@ class SharedParts:
         # By endpoint.
         self.streams: defaultdict[str, ItemTimes] = defaultdict(ItemTimes)
         self.options = options
+        # The application while it is open, unless middleware or a tracer is around its requests.
+        self.bare_app: object = None
         self.disconnects = Disconnects()
         self.incomplete = IncompleteBodies(options)
         # Ids are unique among processes that share a log, and cheap to make.

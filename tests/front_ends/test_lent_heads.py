@@ -1,0 +1,468 @@
+"""Requests that the server begins itself, once the application has lent what begins them."""
+
+import gc
+import json
+import weakref
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from held_app import answers_counted, kind_of, metrics_of, statistics
+from held_app import counted as requests_and_errors
+from live_server import live, read_until, request
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import shoal
+from worker_processes import kill, until, workers_of
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+
+
+class Answer:
+    def __init__(self, head, body):
+        self.status = int(head.split()[1])
+        lines = head.decode("latin-1").lower().split("\r\n")[1:]
+        self.headers = dict(line.split(": ", 1) for line in lines)
+        self.body = body
+
+    def __iter__(self):
+        return iter((self.status, json.loads(self.body)))
+
+    def without_id(self):
+        headers = {**self.headers}
+        id_ = headers.pop("x-request-id").encode()
+        del headers["content-length"]  # ids grow
+        headers.pop("date", None)
+        return self.status, headers, self.body.replace(id_, b"")
+
+
+class Asker:
+    """A connection to a server with one worker, and how often the application was called."""
+
+    def __init__(self, client, called):
+        self.client = client
+        self._called = called
+
+    async def ask(self, body, path="/x", *headers):
+        await self.send(body, path, *headers)
+        return await self.read()
+
+    async def send(self, body, path="/x", *headers):
+        await self.client.send_all(request(path, method="POST", body=body, headers=headers))
+
+    async def read(self):
+        head, _, body = (await read_until(self.client, b"\r\n\r\n")).partition(b"\r\n\r\n")
+        answer = Answer(head, body)
+        while len(answer.body) < int(answer.headers["content-length"]):
+            answer.body += await self.client.receive_some()
+        return answer
+
+    async def ask_without(self, body, path="/x", *headers):
+        """Asks until the application was not called, and returns that answer."""
+        while True:
+            before = len(self._called)
+            answer = await self.ask(body, path, *headers)
+            if len(self._called) == before:
+                return answer
+            await anyio.sleep(0.005)  # the worker builds the decoder in a thread
+
+    async def calls_app(self, body, path="/x", *headers):
+        """Asks some more times; returns whether the application is called each time."""
+        before = len(self._called)
+        for _ in range(3):
+            await self.ask(body, path, *headers)
+        return len(self._called) == before + 3
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """The paths of the requests for which applications were called."""
+    call, paths = shoal.App.__call__, []
+
+    async def counting(self, scope, receive, send):
+        if scope["type"] == "http":
+            paths.append(scope["path"])
+        await call(self, scope, receive, send)
+
+    monkeypatch.setattr(shoal.App, "__call__", counting)
+    return paths
+
+
+@pytest.fixture
+def asking(called):
+    @asynccontextmanager
+    async def open_(app, outer=None, **config):
+        async with (
+            live(outer or app, workers=1, hang_s=60, **config) as server,
+            await server.connect() as client,
+        ):
+            asker = Asker(client, called)
+            asker.server = server
+            yield asker
+
+    return open_
+
+
+def app_of(handler, name="x", app=None, **options):
+    app = app or shoal.App()
+    app.endpoint("/x", name=name, methods=("POST",), **options)(handler)
+    return app
+
+
+async def same(items: list[int]) -> list[int]:
+    return items
+
+
+async def test_each_caller_gets_its_own_result_and_is_counted(asking):
+    app = app_of(same)
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        before = sum(statistics(app, "x").batches.values())
+        counts = requests_and_errors(app, "x")[0], (await answers_counted(app, "x"))["ok"]
+        for n in range(20):
+            answer = await asker.ask(b"%d" % n)
+            assert tuple(answer) == (200, n)
+            assert answer.headers["content-type"] == "application/json"
+        assert sum(statistics(app, "x").batches.values()) == before + 20
+        after = requests_and_errors(app, "x")[0], (await answers_counted(app, "x"))["ok"]
+        assert after == (counts[0] + 20, counts[1] + 20)
+
+
+async def test_a_handler_sees_the_request_as_always(asking):
+    seen = []
+
+    async def handler(items: list[int]) -> list[int]:
+        [one] = shoal.current_batch().requests
+        seen.append((dict(one.metadata), one.deadline - one.arrived_at))
+        return items
+
+    async with asking(app_of(handler, request_timeout_s=7)) as asker:
+        first = await asker.ask(b"1", "/x?a=b", "X-Own: c")
+        last = await asker.ask_without(b"1", "/x?a=b", "X-Own: c")
+    (early, early_s), (late, late_s) = seen[0], seen[-1]
+    assert early.pop("request_id") == first.headers["x-request-id"]
+    assert late.pop("request_id") == last.headers["x-request-id"]
+    assert early.pop("headers").items() == late.pop("headers").items()
+    assert early == late
+    assert early_s == pytest.approx(7) == late_s
+
+
+class Odd:
+    def __init__(self, cls):
+        self._cls = cls
+
+    def __getattr__(self, name):
+        raise self._cls(name)
+
+
+RESULTS = {
+    "bytes": (lambda: b"abc", 200),
+    "a response": (lambda: Response(b"abc", 418), 418),
+    "a set in a list": (lambda: [{1}], 200),
+    "no JSON": (lambda: [object()], 500),
+    "what raises": (lambda: [Odd(ValueError)], 500),
+    "what exits": (lambda: [Odd(SystemExit)], 500),
+}
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+async def test_results_of_all_kinds_are_answered_as_always(asking, kind):
+    make, status = RESULTS[kind]
+
+    async def handler(items: list[int]) -> list[Any]:
+        return [make() if item else item for item in items]
+
+    async with asking(app_of(handler)) as asker:
+        first = await asker.ask(b"1")
+        await asker.ask_without(b"0")
+        assert (await asker.ask(b"1")).without_id() == first.without_id()
+        assert first.status == status
+        assert tuple(await asker.ask(b"0")) == (200, 0)
+
+
+async def test_errors_are_the_same_problems_and_are_counted(asking):
+    async def handler(items: list[int]) -> list[Any]:
+        return [[1, ValueError("no"), HTTPException(404, "gone")][item] for item in items]
+
+    app = app_of(handler)
+    async with asking(app) as asker:
+        early = {item: await asker.ask(b"%d" % item) for item in (1, 2)}
+        await asker.ask_without(b"0")
+        for item, status in ((1, 500), (2, 404)):
+            errors = requests_and_errors(app, "x")[1]
+            answer = await asker.ask(b"%d" % item)
+            assert answer.status == status
+            assert answer.without_id() == early[item].without_id()
+            assert answer.headers["x-request-id"] in answer.body.decode()
+            assert requests_and_errors(app, "x")[1] == errors + (status == 500)
+        assert tuple(await asker.ask_without(b"0")) == (200, 1)
+
+
+async def test_a_deadline_and_a_full_queue(asking, held):
+    app = app_of(held, max_batch_size=1, max_queued_requests=1, request_timeout_s=0.5)
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        held.batches.clear()
+        others = [await asker.server.connect() for _ in range(3)]
+        sent = request("/x", method="POST", body=b"2")
+        for n, other in enumerate(others[:2]):
+            await other.send_all(sent)
+            await until(lambda n=n: len(held.batches) + statistics(app, "x").queued == n + 1)
+        refused = await asker.ask(b"2")
+        assert (refused.status, kind_of((0, refused.body))) == (503, "overloaded")
+        assert "retry-after" in refused.headers
+        for other in others[:2]:
+            late = await read_until(other, b"\r\n\r\n")
+            assert late.startswith(b"HTTP/1.1 504 ")
+        assert statistics(app, "x").rejected == 1
+        counted = await answers_counted(app, "x")
+        assert counted == {"ok": counted["ok"], "unavailable": 1, "timeout": 2}
+        for other in others:
+            await other.aclose()
+
+
+async def test_a_client_that_leaves_ends_its_call(asking, held):
+    app = app_of(held, max_batch_size=1)
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        held.batches.clear()
+        async with await asker.server.connect() as running:
+            await running.send_all(request("/x", method="POST", body=b"2"))
+            await until(lambda: held.batches == [[2]])
+            async with await asker.server.connect() as waiting:
+                await waiting.send_all(request("/x", method="POST", body=b"3"))
+                await until(lambda: statistics(app, "x").queued == 1)
+            await until(lambda: not statistics(app, "x").queued)
+        await until(lambda: held.cancelled == 1)
+        held.go.set()
+        assert tuple(await asker.ask(b"4")) == (200, 4)
+        assert (await answers_counted(app, "x"))["left"] == 2
+        assert [3] not in held.batches
+
+
+async def test_a_killed_worker_ends_its_calls(asking, held):
+    app = app_of(held, max_batch_size=1)
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        await asker.send(b"2")
+        await until(lambda: held.batches[-1] == [2])
+        kill(workers_of()[0])
+        await until(lambda: held.cancelled == 1)
+        held.go.set()
+        await until(lambda: not statistics(app, "x").running)
+
+
+async def test_what_runs_at_the_end_is_finished(asking, held):
+    async with asking(app_of(held)) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        await asker.send(b"2")
+        await until(lambda: held.batches[-1] == [2])
+        asker.server.stop.set()
+        await anyio.sleep(0.1)
+        held.go.set()
+        assert tuple(await asker.read()) == (200, 2)
+
+
+async def test_what_does_not_end_is_told_so(asking, held):
+    async with asking(app_of(held), graceful_timeout_s=0.2) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        await asker.send(b"2")
+        await until(lambda: held.batches[-1] == [2])
+        asker.server.stop.set()
+        assert (await asker.read()).status == 503
+        held.go.set()
+
+
+async def other(items: list[int]) -> list[int]:
+    return [-item for item in items]
+
+
+async def test_changes_of_the_endpoint_count_from_the_next_request_on(asking):
+    app = app_of(same)
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        controller = app.controller
+        await controller.create_backend("other", other)
+        await controller.set_traffic("x", {"other": 1.0})
+        assert tuple(await asker.ask(b"1")) == (200, -1)
+        assert tuple(await asker.ask_without(b"1")) == (200, -1)
+        await controller.set_traffic("x", {"other": 0.0, "x": 1.0})
+        assert tuple(await asker.ask_without(b"1")) == (200, 1)
+        await controller.shadow_traffic("x", "other", 1.0)
+        assert await asker.calls_app(b"1")
+        await until(lambda: statistics(app, "other").finished >= 5)
+        await controller.delete_endpoint("x")
+        assert (await asker.ask(b"1")).status == 404
+        await controller.create_endpoint("y", route="/x", methods=["POST"], backend="other")
+        assert tuple(await asker.ask(b"1")) == (200, -1)
+
+
+class Converted:
+    async def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+async def decoded(request):
+    return 100 + int(await request.body())
+
+
+async def test_functions_that_are_set_later_are_called(asking):
+    app = app_of(same)
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        await app.controller.update_backend_config("x", {"decode": decoded})
+        assert tuple(await asker.ask(b"1")) == (200, 101)
+
+
+async def test_options_that_run_code_of_the_user_are_obeyed(asking):
+    asked = []
+
+    def cost(item):
+        asked.append(item)
+        if item == 3:
+            raise SystemExit(3)
+        return 1
+
+    app = app_of(same)
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        await app.controller.update_backend_config("x", {"batch_size_fn": cost})
+        assert await asker.calls_app(b"2")
+        assert asked == [2, 2, 2]
+        assert (await asker.ask(b"3")).status == 500
+        await app.controller.update_backend_config("x", {"batch_size_fn": None, "dedupe": True})
+        assert await asker.calls_app(b"2")
+
+
+async def test_headers_of_one_request_are_obeyed(asking):
+    app = app_of(same)
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        given = await asker.ask(b"1", "/x", "X-Request-Id: mine")
+        assert given.headers["x-request-id"] == "mine"
+        for header in ("X-Request-Id: mine", "X-Request-Timeout: 9", "Accept: application/msgpack"):
+            assert await asker.calls_app(b"1", "/x", header)
+        assert (await asker.ask(b"1", "/x", "X-Request-Timeout: soon")).status == 400
+        assert (await asker.ask(b"1", "/x", "X-Serve-Call-Method: no")).status == 404
+
+
+class Counting:
+    """Middleware that keeps `receive` and `send`."""
+
+    seen = 0
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        Counting.seen += 1
+        await self.app(scope, receive, send)
+
+
+async def ask_often(asker):
+    for _ in range(30):
+        assert tuple(await asker.ask(b"1")) == (200, 1)
+        await anyio.sleep(0.005)
+
+
+@pytest.mark.parametrize("where", ["middleware", "outside", "subclass", "timed"])
+async def test_what_is_around_the_application_sees_each_request(asking, called, where):
+    class Own(shoal.App):
+        async def __call__(self, scope, receive, send):
+            Counting.seen += scope["type"] == "http"
+            await super().__call__(scope, receive, send)
+
+    Counting.seen = 0
+    options = {"middleware": {"middleware": [Counting]}, "timed": {"server_timing": "always"}}
+    app = app_of(same, app=(Own if where == "subclass" else shoal.App)(**options.get(where, {})))
+    async with asking(app, Counting(app) if where == "outside" else None) as asker:
+        await ask_often(asker)
+    assert len(called) == 30
+    assert Counting.seen >= 30 or where == "timed"
+
+
+async def test_a_tracer_that_comes_later_makes_a_span_for_each_request(asking):
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    app = app_of(same)
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        stop = app.trace_requests(provider.get_tracer("test"))
+        assert await asker.calls_app(b"1")
+        assert len(spans.get_finished_spans()) == 3
+        stop()
+        assert tuple(await asker.ask_without(b"1")) == (200, 1)
+
+
+async def test_a_path_with_a_parameter_has_it(asking):
+    seen = []
+    app = shoal.App()
+
+    @app.endpoint("/y/{n:int}", name="y")
+    async def y(items: list[int]) -> list[int]:
+        seen.extend(one.metadata["path_params"] for one in shoal.current_batch().requests)
+        return items
+
+    async with asking(app) as asker:
+        for _ in range(20):
+            await asker.ask(b"1", "/y/5")
+            await anyio.sleep(0.005)
+    assert seen == [{"n": 5}] * 20
+
+
+async def test_nothing_of_a_request_is_kept(asking):
+    items = []
+
+    class Item(list):
+        pass
+
+    async def handler(items_: list[list[int]]) -> list[int]:
+        items.extend(weakref.ref(one.context) for one in shoal.current_batch().requests)
+        return [sum(item) for item in items_]
+
+    async with asking(app_of(handler)) as asker:
+        await asker.ask_without(b"[1]")
+        gc.collect()
+        gc.disable()
+        try:
+            items.clear()
+            for _ in range(5):
+                await asker.ask(b"[1]")
+            assert [one() for one in items[:-1]] == [None] * 4
+        finally:
+            gc.enable()
+
+
+async def test_many_clients_share_batches(asking, held):
+    app = app_of(held, max_batch_size=64, max_concurrent_batches=1)
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        held.batches.clear()
+        clients = [await asker.server.connect() for _ in range(9)]
+        for n, client in enumerate(clients):
+            await client.send_all(request("/x", method="POST", body=b"%d" % n))
+        await until(lambda: held.batches and statistics(app, "x").queued == 8)
+        held.go.set()
+        for n, client in enumerate(clients):
+            assert (await read_until(client, b"\r\n\r\n%d" % n)).startswith(b"HTTP/1.1 200 ")
+            await client.aclose()
+        assert len(held.batches) == 2
+    assert "shoal" in await metrics_of(app)
