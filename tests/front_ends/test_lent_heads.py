@@ -459,10 +459,11 @@ async def test_many_clients_share_batches(asking, held):
         clients = [await asker.server.connect() for _ in range(9)]
         for n, client in enumerate(clients):
             await client.send_all(request("/x", method="POST", body=b"%d" % n))
-        await until(lambda: held.batches and statistics(app, "x").queued == 8)
+            await until(lambda: held.batches == [[0]])
+        await until(lambda: statistics(app, "x").queued == 8)
         held.go.set()
         for n, client in enumerate(clients):
             assert (await read_until(client, b"\r\n\r\n%d" % n)).startswith(b"HTTP/1.1 200 ")
             await client.aclose()
-        assert len(held.batches) == 2
+        assert len(held.batches) == 2, held.batches
     assert "shoal" in await metrics_of(app)
