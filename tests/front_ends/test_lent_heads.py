@@ -4,9 +4,11 @@ import gc
 import json
 import weakref
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 from held_app import answers_counted, kind_of, metrics_of, statistics
 from held_app import counted as requests_and_errors
@@ -14,6 +16,7 @@ from live_server import live, read_until, request
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel, field_validator
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -372,6 +375,70 @@ class Counting:
     async def __call__(self, scope, receive, send):
         Counting.seen += 1
         await self.app(scope, receive, send)
+
+
+class Point(BaseModel):
+    x: float
+
+    @field_validator("x")
+    @classmethod
+    def check(cls, x):
+        if x == 3:
+            raise SystemExit(3)
+        if x == 4:
+            VALIDATED.set(x)
+        return x
+
+
+VALIDATED = ContextVar("VALIDATED", default=0)
+
+
+async def xs(points: list[Point]) -> list[float]:
+    return [point.x + VALIDATED.get() for point in points]
+
+
+async def test_items_of_a_class_of_the_user_are_made_by_the_server(asking):
+    app = app_of(xs)
+    async with asking(app, max_body_bytes=1000) as asker:
+        bodies = [
+            b'{"x": 1}',
+            b'{"x": "no"}',
+            b'{"y": 1}',
+            b"[1",
+            b'{"x": 3}',
+            b'{"x": %s1}' % b" " * 99,
+        ]
+        early = [await asker.ask(body) for body in bodies]
+        assert [one.status for one in early] == [200, 422, 422, 400, 500, 400]
+        assert tuple(await asker.ask_without(b'{"x": 2}')) == (200, 2.0)
+        for body, before in zip(bodies, early, strict=True):
+            assert (await asker.ask(body)).without_id() == before.without_id()
+        assert tuple(await asker.ask(b'{"x": 4}')) == (200, 4.0)
+        assert tuple(await asker.ask_without(b'{"x": 5}')) == (200, 5.0)
+
+
+async def test_bodies_that_are_too_large_or_empty_are_refused(asking):
+    app = shoal.App(max_body_bytes=1000)
+
+    async def sizes(items: list[bytes]) -> list[int]:
+        return list(map(len, items))
+
+    async with asking(app_of(sizes, app=app)) as asker:
+        assert tuple(await asker.ask_without(b"x" * 10)) == (200, 10)
+        for size in (1001, 2000):
+            assert (await asker.ask(b"x" * size)).status == 413
+        sized = request("/x", method="POST", headers=("Content-Length: 0",))
+        await asker.client.send_all(sized)
+        assert tuple(await asker.read()) == (200, 0)
+
+
+async def test_an_array_is_json_where_the_worker_has_no_decoder(asking):
+    async def zeros(points: list[Point]) -> list[Any]:
+        return [np.full(500, point.x) for point in points]
+
+    async with asking(app_of(zeros)) as asker:
+        for _ in range(5):
+            assert tuple(await asker.ask(b'{"x": 1}')) == (200, [1.0] * 500)
 
 
 async def ask_often(asker):

@@ -36,7 +36,7 @@ SERVER: Final = "shoal.server"
 
 
 class ItemRequest(Protocol):
-    """A request whose item a front end has decoded; the waiter of its call."""
+    """A request that a front end has forwarded whole; the waiter of its call."""
 
     def scope(self) -> Scope: ...
 
@@ -65,8 +65,8 @@ class ItemCall(Protocol):
         """Ends a request whose client is gone, or was sent this status by the server."""
 
 
-# Begins the call of an item that a decoder, given by its number, has made; returns None if the
-# application must be called.
+# Begins the call of an item that a decoder has made, given by its number, or of a body, for which
+# the number is 0; returns None if the application must be called.
 BeginItem: TypeAlias = "Callable[[ItemRequest, int, Any], ItemCall | None]"
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)

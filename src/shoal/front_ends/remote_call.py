@@ -167,12 +167,15 @@ class RemoteCall(ServedCall):
     # make a small request three times as expensive for this process.
 
     def has_begun_item(self) -> bool:
-        """Begins the call of a decoded item, if the application has lent what does that."""
+        """Begins the call of an item or a body, if the application has lent what does that."""
         head, shared = self._head, self._shared
         if head.begin is None or head.lender is not shared.app:
             return False
         decoded = self.decoded
-        call = None if decoded is None else head.begin(self, *decoded)
+        if decoded is not None:
+            call = head.begin(self, *decoded)
+        else:
+            call = None if self._body is None else head.begin(self, 0, self._body)
         if call is None:
             return False
         self._item_call = call

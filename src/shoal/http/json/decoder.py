@@ -12,11 +12,11 @@ import sys
 from importlib import import_module
 from inspect import Signature
 from pickle import Pickler, PicklingError, dumps
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.failures.held import held
-from shoal.http.json.payload import reader_for
+from shoal.http.json.payload import Received, reader_for
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded
 from shoal.replicas.process.wire.messages import unpickled
@@ -36,13 +36,6 @@ _FREE_BYTES: Final = 4096
 _MOST_TIMES: Final = 4
 # It imports what the client names.
 _REFUSED: Final = "ImportString"
-
-
-class _Received(NamedTuple):
-    """What is read of an `Exchange` to make an item of a body."""
-
-    headers: Mapping[bytes, bytes]
-    options: HttpOptions
 
 
 class Decoder:
@@ -69,7 +62,7 @@ class Decoder:
     def _pickled(self, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
         if len(body) > self.longest_body or not may_be_decoded_early(headers):
             raise ValueError("it is for the server's process")
-        return dumps(self._read(_Received(headers, self._options), body), 5)
+        return dumps(self._read(Received(headers, self._options), body), 5)
 
 
 @held

@@ -52,7 +52,7 @@ from shoal.http.json.validation import problem_of_validation
 from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import ASKS_FOR_JSON, JSON
 from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.protocol import Codec
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
 
 # Nearly all requests and results are these, and need no closer look.
 _ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
-_ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 # A browser must not take bytes for a page, whatever they look like.
 _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
@@ -119,10 +118,12 @@ class EndpointRoute(Route):
             await respond_with_lines(call, exchange, codec.lines(exchange, body))
             return
         item = codec.item(exchange, body)
-        if exchange.front_end is not None and may_be_decoded_early(exchange.headers):
-            description = codec.description(self._options)
-            if description is not None:
-                exchange.set_front_end_decoder(codec.decoder, description)
+        if exchange.front_end is not None:
+            if may_be_decoded_early(exchange.headers):
+                description = codec.description(self._options)
+                if description is not None:
+                    exchange.set_front_end_decoder(codec.decoder, description)
+            lend(exchange, self.calls, batcher, codec)
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
         else:
@@ -141,8 +142,7 @@ class EndpointRoute(Route):
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
             return True
-        if exchange.headers.get(b"accept") in _ASKS_FOR_NOTHING:
-            lend(exchange, self.calls, batcher, codec)
+        lend(exchange, self.calls, batcher, codec)
         await codec.respond(exchange, await call.result(item))
         return True
 
@@ -246,25 +246,30 @@ class JsonCodec(Codec):
             return self._query.item(exchange)
         return self._read(exchange, body)
 
-    def plain_body(self, result: Any) -> Any:
-        """Returns JSON, or an array that the front end writes as JSON; None for other results."""
+    @held
+    def held_item(self, received: Any, body: bytes) -> Any:
+        """Does the same for a body that is not empty, and raises only `Exception`s."""
+        return self._read(received, body)
+
+    def plain_body(self, result: Any, *, has_decoder: bool) -> Any:
+        """Returns JSON, or an array for a front end with a decoder; None for other results."""
         if type(result) in _ALWAYS_JSON:
             try:
                 return _encoded(result)
             except Exception:  # it will be raised again where it is handled
                 return None
-        return result if is_large_array(result) else None
+        return result if has_decoder and is_large_array(result) else None
 
     def respond(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         accept = exchange.headers.get(b"accept")
-        if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
+        if type(result) in _ALWAYS_JSON and accept in ASKS_FOR_JSON:
             return exchange.respond(200, JSON, encoded(result))
         return self._respond_with_other(exchange, result, accept)
 
     async def _respond_with_other(
         self, exchange: Exchange, result: Any, accept: bytes | None
     ) -> None:
-        may_be_array = is_large_array(result) and accept in _ASKS_FOR_NOTHING
+        may_be_array = is_large_array(result) and accept in ASKS_FOR_JSON
         if may_be_array and exchange.responded_with_array(result):
             return
         if isinstance(result, Response):
@@ -272,7 +277,7 @@ class JsonCodec(Codec):
             return
         media_type, body = written(result, accept or b"")
         headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
-        if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
+        if accept not in ASKS_FOR_JSON and type(result) not in BYTES_TYPES:
             headers.append(VARIES)
         await exchange.respond(200, media_type, body, headers)
 

@@ -48,12 +48,20 @@ from shoal.http.json.validation import BodyForm, JsonType, adapter_of
 from shoal.http.json.whole_request import WholeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from inspect import Signature
 
     from pydantic import TypeAdapter
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
+
+
+class Received(NamedTuple):
+    """What is read of an `Exchange` to make an item of JSON, or of bytes."""
+
+    headers: Mapping[bytes, bytes]
+    options: HttpOptions
 
 
 class Reader(NamedTuple):

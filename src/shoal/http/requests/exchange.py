@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 JSON: Final = b"application/json"
+# What ``Accept`` says where JSON will do.
+ASKS_FOR_JSON: Final = frozenset({None, b"", b"*/*", JSON})
 # The header of a response that no cache may keep.
 FRESH: Final = ((b"cache-control", b"no-store"),)
 # Statuses of responses without a body.
