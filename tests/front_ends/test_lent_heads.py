@@ -400,16 +400,9 @@ async def xs(points: list[Point]) -> list[float]:
 async def test_items_of_a_class_of_the_user_are_made_by_the_server(asking):
     app = app_of(xs)
     async with asking(app, max_body_bytes=1000) as asker:
-        bodies = [
-            b'{"x": 1}',
-            b'{"x": "no"}',
-            b'{"y": 1}',
-            b"[1",
-            b'{"x": 3}',
-            b'{"x": %s1}' % b" " * 99,
-        ]
+        bodies = [b'{"x": 1}', b'{"x": "no"}', b'{"y": 1}', b"[1", b'{"x": 3}']
         early = [await asker.ask(body) for body in bodies]
-        assert [one.status for one in early] == [200, 422, 422, 400, 500, 400]
+        assert [one.status for one in early] == [200, 422, 422, 400, 500]
         assert tuple(await asker.ask_without(b'{"x": 2}')) == (200, 2.0)
         for body, before in zip(bodies, early, strict=True):
             assert (await asker.ask(body)).without_id() == before.without_id()
