@@ -47,7 +47,7 @@ class ItemRequest(Protocol):
         """Whether nobody waits for the call any more."""
 
 
-class ItemCall(Protocol):
+class BegunCall(Protocol):
     """The call of such a request, which an application has begun."""
 
     def leave(self) -> object:
@@ -67,7 +67,7 @@ class ItemCall(Protocol):
 
 # Begins the call of an item that a decoder has made, given by its number, or of a body, for which
 # the number is 0; returns None if the application must be called.
-BeginItem: TypeAlias = "Callable[[ItemRequest, int, Any], ItemCall | None]"
+BeginCall: TypeAlias = "Callable[[ItemRequest, int, Any], BegunCall | None]"
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where struct tcp_info has tcpi_bytes_received, and tcpi_bytes_sent followed by

@@ -8,6 +8,7 @@ only its own call.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.asgi.extensions import BeginItem, ItemCall
+    from shoal.asgi.extensions import BeginCall, BegunCall
     from shoal.server.shared import Shared
 
 
@@ -36,7 +37,7 @@ _GONE: Final = 1006  # WebSocket's code for a connection that was lost
 # Posted messages have these values, not equal values of other types from the application.
 _START: Final = "http.response.start"
 _BODY: Final = "http.response.body"
-# The extension of ASGI with which an application refuses a WebSocket with its own response.
+# The extension that ASGI requires for refusing a WebSocket with a response.
 _DENIAL: Final = "websocket.http.response"
 
 
@@ -52,9 +53,8 @@ class RemoteCalls:
         self._new: deque[RemoteCall] = deque()
         self._idle: list[TaskState] = []  # of tasks that wait for a request
         self._is_over = False
-        # Requests without a task, whose calls have ended, and the waiter of the task that answers.
-        self._ended: list[RemoteCall] = []
-        self.waiter: Any = None
+        self._ended: list[RemoteCall] = []  # requests without a task, whose calls have ended
+        self.waiter: Any = None  # of the task that answers these
         # The number of the decoder that the front end has for a method and a path.
         self._taught: dict[tuple[str, str], int] = {}
 
@@ -71,6 +71,7 @@ class RemoteCalls:
 
     def begin(self, id_: int, call: RemoteCall) -> None:
         self.running[id_] = call
+        self.shared.calls_started += 1
         if not call.has_begun_item():
             self._start(call)
 
@@ -138,7 +139,7 @@ class RemoteCall(ServedCall):
     _bell: Bell | None = None  # created by the first wait
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
-    _item_call: ItemCall | None = None  # of a request without a task, or whose task finishes it
+    _item_call: BegunCall | None = None  # of a request without a task, or whose task finishes it
     _unread = 0  # bytes of the response that the client has not taken
     _wanted = 0  # messages of the client that the front end may send
 
@@ -168,19 +169,14 @@ class RemoteCall(ServedCall):
 
     def has_begun_item(self) -> bool:
         """Begins the call of an item or a body, if the application has lent what does that."""
-        head, shared = self._head, self._shared
-        if head.begin is None or head.lender is not shared.app:
+        head = self._head
+        if head.begin is None or head.lender is not self._shared.app:
             return False
-        decoded = self.decoded
-        if decoded is not None:
-            call = head.begin(self, *decoded)
-        else:
-            call = None if self._body is None else head.begin(self, 0, self._body)
+        call = head.begin(self, *(self.decoded or (0, self._body)))
         if call is None:
             return False
         self._item_call = call
         self._on_left = call.leave
-        shared.calls_started += 1
         return True
 
     def wake(self) -> None:
@@ -192,12 +188,12 @@ class RemoteCall(ServedCall):
     def has_answered_item(self) -> bool:
         """Answers a request whose call has ended; returns False if a task must do so."""
         call, self._on_left = self._item_call, None
-        assert call is not None
-        if self.is_over:  # the client is gone
+        if call is not None and self.is_over:  # the client is gone
             call.count_left(self.refusal)
-        elif (answer := call.answer()) is None:
-            return False
-        else:
+        elif call is not None:
+            answer = call.answer()
+            if answer is None:
+                return False
             self._respond(200, *answer)
         self._end()
         return True
@@ -205,13 +201,10 @@ class RemoteCall(ServedCall):
     # The application's side: ASGI.
 
     async def run(self) -> None:
-        shared, call = self._shared, self._item_call
-        if call is None:
-            shared.calls_started += 1
+        call = self._item_call
+        app = self._shared.app if call is None else call.finish
         try:
-            await (shared.app if call is None else call.finish)(
-                self.scope(), self.receive, self.send
-            )
+            await app(self.scope(), self.receive, self.send)
         except Exception as error:
             self.log_failure(error, self._head.scope["raw_path"])
         finally:
@@ -221,25 +214,19 @@ class RemoteCall(ServedCall):
         self._item_call = None  # the call refers to this request
         self._shared.calls_finished += 1
         if not (self.is_complete or self.is_over):
-            is_refused = self._is_cut_off and not self.has_begun
-            self._post("cut off" if is_refused else "ended")
+            self._post("cut off" if self._is_cut_off and not self.has_begun else "ended")
         self.is_over = True
         self._calls.running.pop(self._id, None)
 
     def scope(self) -> Scope:
         shared, head = self._shared, self._head.scope
-        extensions: dict[str, Any] = {DISCONNECT: self, SERVER: shared.counts}
-        if self._is_websocket:
-            # ASGI requires this extension for a refusal with a response.
-            extensions[_DENIAL] = {}
-        else:
-            extensions[DECODED] = self
+        own: dict[str, Any] = {_DENIAL: {}} if self._is_websocket else {DECODED: self}
         return {
             **head,
             "client": self._client,
             "headers": list(head["headers"]),
             "state": shared.state.copy(),
-            "extensions": extensions,
+            "extensions": {DISCONNECT: self, SERVER: shared.counts, **own},
         }
 
     async def receive(self) -> Message:
@@ -287,7 +274,7 @@ class RemoteCall(ServedCall):
             self.has_begun = True
             # The response to HEAD has no body that would tell the front end its length.
             if start is not None and not has_more and self._head.scope["method"] != "HEAD":
-                self._complete("whole", (start["status"], start["headers"], data), len(data))
+                self._respond(start["status"], start["headers"], data)
                 return
             part = {"type": _BODY, "body": data, "more_body": bool(has_more)}
             self._post("send", [part] if start is None else [start, part], len(data))
@@ -315,17 +302,15 @@ class RemoteCall(ServedCall):
         """The number of a decoder of the front end, and the item that it made of the body."""
         pickled, self._pickled = self._pickled, None
         if pickled is not None:
-            try:
+            with suppress(Exception):  # the body is read
                 self._decoded = pickled[0], unpickled(pickled[1])
-            except Exception:
-                self._decoded = None  # the body is read
         return self._decoded
 
     def teach(self, number: int, description: bytes) -> None:
         key = self._head.scope["method"], self._head.scope["path"]
         self._calls.teach(key, int(number), bytes(description))
 
-    def lend(self, application: object, begin: BeginItem) -> None:
+    def lend(self, application: object, begin: BeginCall) -> None:
         """Takes what begins the calls of further requests with this head, if nothing is around."""
         if application is self._shared.app:
             self._head.lender, self._head.begin = application, begin

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection, Mapping
 
-    from shoal.asgi.extensions import BeginItem
+    from shoal.asgi.extensions import BeginCall
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.shared_memory import Region
 
@@ -88,7 +88,7 @@ class Head:
     offered: Collection[str]  # the extensions of the front end and its server
     # In the server's process: what the application has lent for such requests.
     lender: object = None
-    begin: BeginItem | None = None
+    begin: BeginCall | None = None
 
 
 # The content of ``request``: the number of its head; the head, unless one with this number was sent

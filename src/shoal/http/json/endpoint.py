@@ -28,7 +28,6 @@ from copy import copy
 from functools import partial
 from inspect import isawaitable
 from json import JSONDecodeError
-from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import anyio
@@ -53,7 +52,7 @@ from shoal.http.json.whole_request import WholeRequest
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.dispatch import Route
 from shoal.http.requests.exchange import ASKS_FOR_JSON, JSON
-from shoal.http.requests.plain import encoded, is_large_array, of_memoryview
+from shoal.http.requests.plain import ALWAYS_JSON, encoded, is_large_array, of_memoryview
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.protocol import Codec
 from shoal.http.requests.streaming import headers_of, respond_with_stream
@@ -72,14 +71,11 @@ if TYPE_CHECKING:
     from shoal.serving.endpoint import Endpoint
 
 
-# Nearly all requests and results are these, and need no closer look.
-_ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
 # A browser must not take bytes for a page, whatever they look like.
 _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 # The numbers of descriptions: equal ones have one decoder.
 _decoders: Final[dict[bytes | None, int]] = {}
-_encoded: Final = held(encoded)
 # The media type of bytes by default.
 BYTES: Final = b"application/octet-stream"
 # Results of these types are sent unchanged.
@@ -123,7 +119,7 @@ class EndpointRoute(Route):
                 description = codec.description(self._options)
                 if description is not None:
                     exchange.set_front_end_decoder(codec.decoder, description)
-            lend(exchange, self.calls, batcher, codec)
+            lend(exchange, self.calls, batcher, codec, codec.read_alone, codec.decoder)
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
         else:
@@ -142,7 +138,7 @@ class EndpointRoute(Route):
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
             return True
-        lend(exchange, self.calls, batcher, codec)
+        lend(exchange, self.calls, batcher, codec, codec.read_alone, decoder)
         await codec.respond(exchange, await call.result(item))
         return True
 
@@ -232,6 +228,8 @@ class JsonCodec(Codec):
         self._signature = signature
         self._description: bytes | None = None
         self.decoder = 0  # its number, once it was described
+        # Makes an item of a body without its request; None if it can't.
+        self.read_alone = held(self._read) if self.takes in ("json", "array", "bytes") else None
 
     def description(self, options: HttpOptions) -> bytes | None:
         """Returns how a front end can decode items; None if it can't."""
@@ -246,23 +244,9 @@ class JsonCodec(Codec):
             return self._query.item(exchange)
         return self._read(exchange, body)
 
-    @held
-    def held_item(self, received: Any, body: bytes) -> Any:
-        """Does the same for a body that is not empty, and raises only `Exception`s."""
-        return self._read(received, body)
-
-    def plain_body(self, result: Any, *, has_decoder: bool) -> Any:
-        """Returns JSON, or an array for a front end with a decoder; None for other results."""
-        if type(result) in _ALWAYS_JSON:
-            try:
-                return _encoded(result)
-            except Exception:  # it will be raised again where it is handled
-                return None
-        return result if has_decoder and is_large_array(result) else None
-
     def respond(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         accept = exchange.headers.get(b"accept")
-        if type(result) in _ALWAYS_JSON and accept in ASKS_FOR_JSON:
+        if type(result) in ALWAYS_JSON and accept in ASKS_FOR_JSON:
             return exchange.respond(200, JSON, encoded(result))
         return self._respond_with_other(exchange, result, accept)
 

@@ -14,6 +14,8 @@ task, as an exchange: every error, and every other result.
 from __future__ import annotations
 
 from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,37 +23,45 @@ from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT
 from shoal.core.request import UNDER_WAY, State
+from shoal.failures.held import held
 from shoal.http.json.payload import Received
 from shoal.http.requests.call import OF_CALLS, HttpMetadata
 from shoal.http.requests.dispatch import Page, RouteDispatcher
 from shoal.http.requests.exchange import ASKS_FOR_JSON, JSON
+from shoal.http.requests.plain import ALWAYS_JSON, encoded, is_large_array
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Receive, Scope, Send
 
     from shoal.asgi.extensions import ItemRequest
     from shoal.batching.calls.entry import Entry
     from shoal.core.request import Request
-    from shoal.http.json.endpoint import JsonCodec
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.protocol import Codec
     from shoal.http.requests.shared_parts import SharedParts
     from shoal.serving.backends.method_batcher import MethodBatcher
 
 FINISHED = State.FINISHED
 # Headers with which requests differ in more than their items.
 _OF_ONE_REQUEST: Final = {b"x-request-id", *OF_CALLS}
-# What items are made of without their request.
-_READ: Final = ("json", "array", "bytes")
+_encoded: Final = held(encoded)
 
 
 def lend(
-    exchange: Exchange, calls: EndpointCalls, batcher: MethodBatcher, codec: JsonCodec
+    exchange: Exchange,
+    calls: EndpointCalls,
+    batcher: MethodBatcher,
+    codec: Codec,
+    read: Callable[[Any, bytes], Any] | None,
+    decoder: int,
 ) -> None:
     """Lends the server what begins further calls, if these differ in their items only."""
     headers, entry = exchange.headers, batcher.entry
     if (
-        codec.takes in _READ
+        read is not None
         and not batcher.streams
         and entry is not None
         and entry.is_plain
@@ -62,29 +72,26 @@ def lend(
         and headers.keys().isdisjoint(_OF_ONE_REQUEST)
         and not exchange.scope.get("path_params")
     ):
-        received = Received(headers, exchange.options)
-        exchange.lend(lambda shared: ItemCalls(calls, shared, batcher, codec, received).begin)
+        read_body = partial(read, Received(headers, exchange.options))
+        lent = partial(ItemCalls, calls, batcher, codec, read_body, decoder)
+        exchange.lend(lambda shared: lent(shared).begin)
 
 
+@dataclass(slots=True)
 class ItemCalls:
-    """Begins the calls of items for one head of requests; lent to the server."""
+    """Begins the calls of one endpoint for one head of requests; lent to the server."""
 
-    def __init__(
-        self,
-        calls: EndpointCalls,
-        shared: SharedParts,
-        batcher: MethodBatcher,
-        codec: JsonCodec,
-        received: Received,
-    ) -> None:
-        self.calls = calls
-        self.shared = shared
-        self.codec = codec
-        self._batcher = batcher
-        self._received = received
+    calls: EndpointCalls
+    batcher: MethodBatcher
+    codec: Codec
+    # Makes an item of a body, for the number 0; raises only `Exception`s.
+    read_body: Callable[[bytes], Any]
+    # The number of the front end's decoder that makes items too.
+    decoder: int
+    shared: SharedParts
 
     def begin(self, served: ItemRequest, decoder: int, given: Any) -> ItemCall | None:
-        endpoint, batcher = self.calls.endpoint, self._batcher
+        endpoint, batcher = self.calls.endpoint, self.batcher
         backend, entry = endpoint.only, batcher.entry
         if (
             self.shared.bare_app is None
@@ -98,30 +105,19 @@ class ItemCalls:
         ):
             return None
         if decoder:
-            if decoder != self.codec.decoder:
+            if decoder != self.decoder:
                 return None
-        elif not given or len(given) > self._received.options.max_body_bytes:
+        elif not given or len(given) > self.shared.options.max_body_bytes:
             return None
         endpoint.requests += 1
         return ItemCall(self, served, entry, decoder, given)
-
-    def item(self, body: bytes) -> Any:
-        # The user's validators may run.
-        return copy_context().run(self.codec.held_item, self._received, body)
 
 
 class ItemCall:
     """One call; the caller in its metadata."""
 
     __slots__ = (
-        "_began_at",
-        "_calls",
-        "_decoder",
-        "_error",
-        "_id",
-        "_intake",
-        "_request",
-        "_served",
+        *("_began_at", "_calls", "_decoder", "_error", "_id", "_intake", "_request", "_served"),
     )
 
     def __init__(
@@ -139,7 +135,8 @@ class ItemCall:
         if timeout_s is None:
             timeout_s = calls.calls.options.answer_timeout_s
         try:
-            item = given if decoder else calls.item(given)
+            # The user's validators may run, and set context variables.
+            item = given if decoder else copy_context().run(calls.read_body, given)
             now, metadata = intake.now(), HttpMetadata(calls.calls.name, self)
             options = entry.options_factory.of(item, CallOptions(timeout_s, metadata), now)
             self._request = intake.enter(item, options, now, served)
@@ -166,17 +163,26 @@ class ItemCall:
             self._served.wake()
 
     def answer(self) -> tuple[list[tuple[bytes, bytes]], Any] | None:
-        request, calls = self._request, self._calls
+        request = self._request
         if request is None:
             return None
         self._intake.former.overdue.forget(request)
         if request.state is not FINISHED or request.error is not None:
             return None
-        body = calls.codec.plain_body(request.value, has_decoder=bool(self._decoder))
+        body = self._body_of(request.value)
         if body is None:
             return None
         self._count(200)
         return [(b"content-type", JSON), (b"x-request-id", self._id)], body
+
+    def _body_of(self, result: Any) -> Any:
+        """Returns JSON, or an array for a front end with a decoder; None for other results."""
+        if type(result) in ALWAYS_JSON:
+            try:
+                return _encoded(result)
+            except Exception:  # it will be raised again where it is handled
+                return None
+        return result if self._decoder and is_large_array(result) else None
 
     def count_left(self, refused_with: int) -> None:
         if self._request is not None:

@@ -59,12 +59,10 @@ class Caller(Protocol):
     def request_id(self) -> str: ...
 
     @property
-    def scope(self) -> Scope: ...
-
-
-class WatchedCaller(Caller, Protocol):
-    @property
     def headers(self) -> Mapping[bytes, bytes]: ...
+
+    @property
+    def scope(self) -> Scope: ...
 
     @property
     def when_left(self) -> WhenLeft: ...
@@ -73,7 +71,8 @@ class WatchedCaller(Caller, Protocol):
 class HttpMetadata(Mapping[str, Any]):
     __slots__ = ("_endpoint", "_known", "caller")
 
-    def __init__(self, endpoint: str, caller: Caller) -> None:
+    def __init__(self, endpoint: str, caller: Any) -> None:
+        # The caller has a `scope` and a `request_id`.
         self._endpoint = endpoint
         self._known: dict[str, Any] | None = None
         self.caller = caller
@@ -203,7 +202,7 @@ class EndpointCalls:
 
     async def call_for(
         self,
-        caller: WatchedCaller,
+        caller: Caller,
         headers: CallHeaders | None = None,
         when_left: WhenLeft | None = None,
     ) -> EndpointCall:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.asgi.extensions import BeginItem
+    from shoal.asgi.extensions import BeginCall
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.problem import Problem
@@ -255,7 +255,7 @@ class Exchange:
         if self.front_end is not None:
             self.front_end["teach"](number, description)
 
-    def lend(self, make: Callable[[SharedParts], BeginItem]) -> None:
+    def lend(self, make: Callable[[SharedParts], BeginCall]) -> None:
         """Lends the server what begins the calls of requests with this head, if it takes it."""
         if self.front_end is not None and self._shared.bare_app is not None:
             self.front_end["lend"](self._shared.bare_app, make(self._shared))

@@ -13,6 +13,7 @@ import importlib
 import sys
 from enum import Enum
 from functools import lru_cache
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import orjson
@@ -21,6 +22,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_jsonable_pyt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+# Nearly all results are these, and need no closer look.
+ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
 # What orjson writes by itself; the rest is for `encoded`.
 PLAIN: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 # Types that both libraries write, whatever the value.
