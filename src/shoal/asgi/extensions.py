@@ -45,6 +45,7 @@ class ItemRequest(Protocol):
 
     def done(self) -> bool:
         """Whether nobody waits for the call any more."""
+        ...
 
 
 class BegunCall(Protocol):
