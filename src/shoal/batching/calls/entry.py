@@ -247,7 +247,11 @@ class Entry:
     def _request_options_in_scope(
         self, item: Any, call_options: CallOptions, now: float
     ) -> RequestOptions:
-        return self.options_factory.of(item, call_options, now, anyio.current_effective_deadline())
+        options = self.options_factory.of(item, call_options, now)
+        due = anyio.current_effective_deadline()
+        if due < math.inf and (options.due is None or due < options.due):
+            options.due = due
+        return options
 
     async def _wait_for(self, requests: Sequence[Request]) -> None:
         """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
