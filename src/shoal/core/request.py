@@ -62,7 +62,7 @@ class State(Enum):
     """Its caller left, or its time ran out; then `error` is set."""
 
 
-UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
+UNDER_WAY: Final = (State.QUEUED, State.PARKED, State.RUNNING)
 _WITHOUT_RESULT: Final = frozenset({State.FAILED, State.DECLINED, State.CANCELLED})
 
 
