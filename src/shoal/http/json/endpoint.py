@@ -159,7 +159,7 @@ class EndpointRoute(Route):
                 codec = batcher.codec_of_results(self._make_codec)
                 item = await _call_decode(decode, request, call)
                 _check_count(item, len(batcher.batcher.signature.parameters))
-            if call.streams:
+            if call.batcher.streams:
                 await self._respond_with_stream(
                     call, exchange, codec, item, partial(encode, request) if encode else None
                 )
