@@ -237,7 +237,7 @@ class JsonCodec(Codec):
         return self._description
 
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        if not body and self._query is not None and exchange.method not in WITH_BODY:
+        if not body and self._query is not None and exchange.scope["method"] not in WITH_BODY:
             return self._query.item(exchange)
         return self._read(exchange, body)
 
