@@ -20,14 +20,21 @@ TRANSITIONS: dict[State | None, set[State]] = {
 }
 
 
+def options_of(**given: Any) -> RequestOptions:
+    options = RequestOptions()
+    options.due = given.get("deadline")
+    for name, value in given.items():
+        setattr(options, name, value)
+    return options
+
+
 def new(
     at: float = 0.0, *, item: Any = None, waits_s: float | None = None, **asked: Any
 ) -> Request:
     """Makes a new request that may be queued for at most `waits_s`."""
     made = Request()
     made.item, made.arrived_at = item, at
-    made.options = RequestOptions(**asked)
-    made.options.queue_timeout_s = waits_s
+    made.options = options_of(**asked, queue_timeout_s=waits_s)
     return made
 
 

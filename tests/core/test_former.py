@@ -187,7 +187,7 @@ def test_callers_with_deadlines_that_arrive_and_leave_leave_nothing_behind(deadl
         one = new(deadline=deadline)
         admit(former, one)
         former.leave(one)
-        former.overdue.forget(one)
+        former.overdue.forget(one.options)
     assert len(former.pressures._leave_by._heap) + len(former.pressures.unseen) < 200
     assert len(former.overdue.timers) == 1
 

@@ -351,23 +351,20 @@ def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "timeout_s", "scope", "deadline", "due"),
+    ("limit_s", "timeout_s", "deadline"),
     [
-        (None, None, math.inf, None, None),
-        (5, None, math.inf, 105, 105),
-        (5, 2, math.inf, 102, 102),
-        (2, 5, math.inf, 102, 102),
-        (None, 5, math.inf, 105, 105),
-        (None, None, 103, None, 103),
-        (5, None, 103, 105, 103),
-        (2, None, 103, 102, 102),
-        (math.inf, math.inf, math.inf, None, None),
+        (None, None, None),
+        (5, None, 105),
+        (5, 2, 102),
+        (2, 5, 102),
+        (None, 5, 105),
+        (math.inf, math.inf, None),
     ],
 )
-def test_the_earliest_end_counts(limit_s, timeout_s, scope, deadline, due):
+def test_the_earliest_end_counts(limit_s, timeout_s, deadline):
     made = options_factory(request_timeout_s=limit_s)
-    asked = made.of("an item", CallOptions(timeout_s), 100.0, scope)
-    assert (asked.deadline, asked.due) == (deadline, due)
+    asked = made.of("an item", CallOptions(timeout_s), 100.0)
+    assert asked.deadline == asked.due == deadline
 
 
 def test_a_waiting_request_gets_new_options_and_keeps_those_of_its_call() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
-from core.former_scenes import ENDS, new, queue, take
+from core.former_scenes import ENDS, new, options_of, queue, take
 from shoal import QueuePolicy
 from shoal.core.forming.former import Former
 from shoal.core.queue import Amount, ArrivalQueue, RankedQueue, take_from
@@ -179,11 +179,11 @@ def request(options: RequestOptions | None = None, state: State = State.QUEUED) 
 
 def test_a_request_shows_the_options_of_its_call_if_it_has_any() -> None:
     assert (request().deadline, request().metadata) == (None, {})
-    shown = request(RequestOptions(12.5, {"user": 7}))
+    shown = request(options_of(deadline=12.5, metadata={"user": 7}))
     assert shown.deadline == 12.5
     assert shown.metadata == {"user": 7}
     assert request(RequestOptions()).metadata == {}
-    told = request(RequestOptions(priority=3, cost=2.5, key=("a", 1)))
+    told = request(options_of(priority=3, cost=2.5, key=("a", 1)))
     assert (told.priority, told.cost, told.key) == (3, 2.5, ("a", 1))
 
 

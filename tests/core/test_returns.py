@@ -58,7 +58,7 @@ class Loop:
         del self.batches[batch]
         for request in batch.members:
             request.state = State.FINISHED
-            self.former.overdue.forget(request)
+            self.former.overdue.forget(request.options)
         self.former.model.observe(batch.load, run_s)
         running = len(self.batches)
         members = batch.members if self.in_order else batch.members[::-1]

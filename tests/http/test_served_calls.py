@@ -59,6 +59,18 @@ async def test_the_next_request_of_a_connection_is_answered_after_the_first(held
         assert server.counts() == (3, 3)
 
 
+async def test_the_answer_to_head_has_the_length_of_the_body_that_it_leaves_out(held_app):
+    async with served(held_app) as server:
+        client = server.connect()
+        client.say(asked("/-/healthz", method="HEAD") + asked("/-/healthz"))
+        await settle()
+        first, _, rest = client.wire.sent.partition(b"\r\n\r\n")
+        second, _, body = rest.partition(b"\r\n\r\n")
+        assert body == b'{"status":"alive"}'
+        assert b"content-length: %d" % len(body) in first.split(b"\r\n")
+        assert second.startswith(b"HTTP/1.1 200 OK")
+
+
 async def test_an_application_that_two_servers_serve_answers_both(held_app, held):
     async with served(held_app) as one, serving(held_app) as other:
         clients = [one.connect(), other.connect()]

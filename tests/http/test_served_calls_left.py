@@ -41,6 +41,28 @@ async def test_a_client_that_leaves_before_its_call_begins_frees_its_place(held_
     assert caplog.records == []
 
 
+async def test_a_client_that_leaves_before_middleware_has_passed_its_request_on_has_no_call(held):
+    passes_on = anyio.Event()
+
+    def slow(inner):
+        async def called(scope, receive, send):
+            await passes_on.wait()
+            await inner(scope, receive, send)
+
+        return called
+
+    app = shoal.App(middleware=[slow])
+    app.endpoint("/held", name="held")(held)
+    async with served(app) as server:
+        client = await server.ask("/held", 1)
+        client.leave()
+        passes_on.set()
+        await settled(server, client)
+        assert statistics(app).cancelled == 1
+        assert await answers_counted(app) == {"left": 1}
+    assert held.batches == []
+
+
 async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(held, app):
     app.endpoint("/held", name="held", max_batch_size=1, max_concurrent_batches=1)(held)
     async with served(app) as server:

@@ -62,7 +62,7 @@ class State(Enum):
     """Its caller left, or its time ran out; then `error` is set."""
 
 
-UNDER_WAY: Final = (State.PARKED, State.QUEUED, State.RUNNING)
+UNDER_WAY: Final = (State.QUEUED, State.PARKED, State.RUNNING)
 _WITHOUT_RESULT: Final = frozenset({State.FAILED, State.DECLINED, State.CANCELLED})
 
 
@@ -88,10 +88,16 @@ class RequestOptions:
     """The options of one request: those of its call, its priority, cost and bucket key."""
 
     # In a queue of requests that are not all alike, each has its own record. Otherwise requests
-    # share one, or have None. Most records change few of these.
+    # share one, or have None. Most records change few of these, so there is no constructor.
 
+    deadline: float | None = None
     # Its deadline, or that of its caller's scopes if it is earlier: batches are formed for it.
     due: float | None = None
+    metadata: Mapping[str, Any] = NOTHING
+    priority: int = 1
+    cost: float = 1
+    # All requests of one batch have equal keys.
+    key: Hashable = None
     # The `Member` that it prefers; None for no preference.
     home: Any = None
     # The model that it needs; None for none.
@@ -112,20 +118,6 @@ class RequestOptions:
     delays: bool | None = None
     # Whether it waits for a place in a full queue, whatever `overload` says.
     waits_for_room: bool = False
-
-    def __init__(
-        self,
-        deadline: float | None = None,
-        metadata: Mapping[str, Any] = NOTHING,
-        priority: int = 1,
-        cost: float = 1,
-        key: Hashable = None,
-    ) -> None:
-        self.deadline = self.due = deadline
-        self.metadata = metadata
-        self.priority = priority
-        self.cost = cost
-        self.key = key  # all requests of one batch have equal keys
 
 
 class Returned(NamedTuple):

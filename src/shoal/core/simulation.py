@@ -307,7 +307,7 @@ class SimulatedBatcher:
             else:
                 latency_s[request.waiter] = now - request.arrived_at
             if request.options is not None:
-                self._former.overdue.forget(request)
+                self._former.overdue.forget(request.options)
         former = self._former
         former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now

@@ -8,9 +8,10 @@ them.
 
 from __future__ import annotations
 
-import heapq
 import math
+from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.core.options.mixes import queue_policies_of
@@ -31,31 +32,33 @@ _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 class Timers:
     """Timers in order of time; a subject that is not wanted any more counts as cancelled."""
 
-    __slots__ = ("_heap", "_is_wanted", "_numbers", "_sweep_at")
+    __slots__ = ("_heap", "_is_wanted", "_new_number", "_sweep_at")
 
-    def __init__(self, is_wanted: Callable[[Any], bool] = lambda _: True) -> None:
+    def __init__(self, is_wanted: Callable[[Any], bool] | None = None) -> None:
         self._heap: list[Timer] = []
         self._is_wanted = is_wanted
-        self._numbers = count()
+        self._new_number = count().__next__
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
     def add(self, at: Any, what: object) -> Timer:
-        """`what` is any subject other than None."""
-        if len(self._heap) > self._sweep_at:
-            self._sweep()
-        timer = [at, next(self._numbers), what]
-        heapq.heappush(self._heap, timer)
+        """`what` is any subject that counts as true."""
+        number = self._new_number()
+        if number >= self._sweep_at:
+            self._sweep(number)
+        timer = [at, number, what]
+        heappush(self._heap, timer)
         return timer
 
     @staticmethod
     def forget(timer: Timer) -> None:
         timer[2] = None
 
-    def _sweep(self) -> None:
-        wanted = self._is_wanted
-        self._heap = [one for one in self._heap if one[2] is not None and wanted(one[2])]
-        heapq.heapify(self._heap)
-        self._sweep_at = 2 * len(self._heap) + _FORGOTTEN_WORTH_A_SWEEP
+    def _sweep(self, number: int) -> None:
+        self._heap = [*filter(itemgetter(2), self._heap)]
+        if self._is_wanted is not None:
+            self._heap = [one for one in self._heap if self._is_wanted(one[2])]
+        heapify(self._heap)
+        self._sweep_at = number + len(self._heap) + _FORGOTTEN_WORTH_A_SWEEP
 
     def next_at(self) -> float:
         timer = self._next()
@@ -69,14 +72,14 @@ class Timers:
     def due(self, now: float) -> Iterator[Any]:
         """Removes the timers that expire by `now`, and yields their subjects in order of time."""
         while (timer := self._next()) is not None and timer[0] <= now:
-            heapq.heappop(self._heap)
+            heappop(self._heap)
             what, timer[2] = timer[2], None
             yield what
 
     def _next(self) -> Timer | None:
         heap = self._heap
         while heap and heap[0][2] is None:
-            heapq.heappop(heap)
+            heappop(heap)
         return heap[0] if heap else None
 
     def __len__(self) -> int:
@@ -106,9 +109,10 @@ class Overdue:
         asked = request.options
         if asked is None:
             return math.inf
-        until = math.inf
-        if asked.deadline is not None:
-            until = asked.deadline
+        until = asked.deadline
+        if until is None:
+            until = math.inf
+        else:
             asked.timer = self.timers.add(until, request)
         if self.limits_queue or asked.queue_timeout_s is not None:
             return min(until, self._watch_queued(request, asked))
@@ -128,14 +132,13 @@ class Overdue:
         asked.queue_timer = self.timers.add(timer[0], (request,))
         return float(timer[0])
 
-    def forget(self, request: Request) -> None:
-        asked = request.options
+    def forget(self, asked: RequestOptions | None) -> None:
         if asked is None:
             return
-        if (timer := asked.timer) is not None:
-            asked.timer = timer[2] = None
-        if (timer := asked.queue_timer) is not None:
-            asked.queue_timer = timer[2] = None
+        if asked.timer is not None:
+            asked.timer[2] = None
+        if asked.queue_timer is not None:
+            asked.queue_timer[2] = None
 
     def _watch_queued(self, request: Request, asked: RequestOptions) -> float:
         limit_s, asked.delays = asked.queue_timeout_s, False

@@ -331,5 +331,8 @@ def make_request(
     Returns:
         The request, to be passed to a policy's `add`.
     """
-    options = RequestOptions(deadline, metadata or {}, priority, cost, key)
+    options = RequestOptions()
+    options.deadline = options.due = deadline
+    options.metadata, options.priority = metadata or {}, priority
+    options.cost, options.key = cost, key
     return request_of_nobody(item, arrived_at, State.QUEUED, options, Context())

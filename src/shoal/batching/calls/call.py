@@ -129,7 +129,7 @@ class UnaryCall(BatchedCall[P, R]):
                 raise
         else:
             if request.options is not None:  # `configure` has given it some meanwhile
-                intake.former.overdue.forget(request)
+                intake.overdue.forget(request.options)
             result = request.value if request.error is None else raise_error_of(request)
             return result
         # Two event loops run in this thread, and it was made in the other one. Not in the block

@@ -19,7 +19,7 @@ from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.calls.window import MapPlan
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
-from shoal.core.request import State
+from shoal.core.request import UNDER_WAY, State
 from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Request, RequestOptions
 
 
-CANCELLED = State.CANCELLED
 FINISHED = State.FINISHED
 _LARGEST_CHUNK: Final = 256
 _MOST_SLOTS: Final = 8
@@ -64,15 +63,12 @@ class Entry:
         else:
             self._sharing = self._sharing or Sharing(self.intake)
             self._sharing.configure(options)
+        self._diverts = options.split is not None or self._sharing is not None
         # Whether calls are all alike, and no code of the user runs when one is made.
-        self.is_plain = (
-            self.intake.former.takes_anyone
-            and self._sharing is None
-            and options.split is None
-            and not options.use_scope_deadline
+        self.is_plain = self.intake.former.takes_anyone and not (
+            options.use_scope_deadline or self._diverts
         )
         self.needs_options = options.request_timeout_s is not None or not self.is_plain
-        self._divides = options.split is not None
         self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
             self._request_options_in_scope
             if options.use_scope_deadline
@@ -85,23 +81,22 @@ class Entry:
         """Makes a call with bound arguments; raises `CallerLeft` if `when_left` reports it."""
         intake, request = self.intake, None
         try:
-            if self._divides:
-                one = [call_options or NO_CALL_OPTIONS]
-                run = partial(self._map, [item], one, return_exceptions=False)
-                [value] = await (run() if when_left is None else run_unless_left(when_left, run))
-                return value
+            opener: Intake | Sharing = intake
+            if self._diverts:
+                if self.options.split is not None:
+                    one = [call_options or NO_CALL_OPTIONS]
+                    run = partial(self._map, [item], one, return_exceptions=False)
+                    made = run() if when_left is None else run_unless_left(when_left, run)
+                    [value] = await made
+                    return value
+                opener = self._shared_for(call_options) or intake
             now, options = intake.now(), None
             if call_options is not None or self.needs_options:
                 options = self._request_options_of(item, call_options or NO_CALL_OPTIONS, now)
-            opener: Intake | Sharing = intake
-            if self._sharing is not None and (call_options is None or call_options.share):
-                opener = self._sharing
             request = opener.enter(item, options, now)
             if when_left is not None:
                 when_left(partial(leave, intake, request))
-                if request.state is CANCELLED:
-                    raise CallerLeft("the caller left before its call was made")
-            if request.state is not FINISHED:
+            if request.state in UNDER_WAY:
                 await intake.park(request)
             elif when_left is None:  # else its server decides when to let others run
                 await checkpoint()
@@ -112,12 +107,12 @@ class Entry:
                 raise
         else:
             if request.options is not None:
-                intake.former.overdue.forget(request)
+                intake.overdue.forget(request.options)
+            if request.state is FINISHED:
+                return request.value
             if request.error is not None:
                 raise_error_of(request)
-            if request.state is not FINISHED:
-                raise CallerLeft("the caller left before its call was answered")
-            return request.value
+            raise CallerLeft("the caller left before its call was answered")
         raise intake.elsewhere()
 
     def map_plan(self, call_options: CallOptions | None, *, as_completed: bool) -> MapPlan:
@@ -198,7 +193,7 @@ class Entry:
     ) -> list[Any]:
         """Makes a call for each item, with its own options; returns results and exceptions."""
         # `begun` gets a function that makes the caller of one leave.
-        if self._divides:
+        if self.options.split is not None:
             given = [one or NO_CALL_OPTIONS for one in call_options]
             return await self._map(items, given, return_exceptions=True)
         return await self._call_apart(items, call_options, begun, return_exceptions=True)
@@ -248,7 +243,11 @@ class Entry:
     def _request_options_in_scope(
         self, item: Any, call_options: CallOptions, now: float
     ) -> RequestOptions:
-        return self.options_factory.of(item, call_options, now, anyio.current_effective_deadline())
+        options = self.options_factory.of(item, call_options, now)
+        due = anyio.current_effective_deadline()
+        if due < math.inf and (options.due is None or due < options.due):
+            options.due = due
+        return options
 
     async def _wait_for(self, requests: Sequence[Request]) -> None:
         """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
@@ -262,7 +261,7 @@ class Entry:
             requests[0].waiter.has_failed = None  # it has the requests, and they have the waiter
             if requests[0].options is not None:  # all have options, or none has
                 for request in requests:
-                    self.intake.former.overdue.forget(request)
+                    self.intake.overdue.forget(request.options)
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         if not items:

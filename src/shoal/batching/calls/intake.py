@@ -17,7 +17,6 @@ import anyio.lowlevel
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.core.forming.admission import QUIET, RINGING
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import UNDER_WAY, Request, State
 from shoal.core.timers import MADE_LATE
@@ -62,7 +61,8 @@ class Intake:
         self.options_factory = RequestOptionsFactory(name, former.options)
         # A cancel scope around the wait of each caller costs as much as the rest of a call, and the
         # reader of a stream may be anywhere when the stream's time is up.
-        self.timers = LoopTimers(parking, (former.overdue.timers, self._time_is_up))
+        self.overdue = former.overdue
+        self.timers = LoopTimers(parking, (self.overdue.timers, self._time_is_up))
         self.home = Home()
         # The error that broke the batcher.
         self.failure: BaseException | None = None
@@ -92,18 +92,17 @@ class Intake:
             self.refuse_blocked()
         request = self.new_request(item, options, waiter, now)
         former = self.former
-        if former.live < former.unchecked_below:  # none is parked
-            request.state = QUEUED
-            admission = former.add(request)
-        else:
+        if former.live >= former.unchecked_below:
             self._check_and_renew(request)
-            admission = former.admit(request)
-        if admission is RINGING:
-            self.ring()
-        elif admission is not QUIET:
-            self._settle(admission, request)
+            self._settle(former.admit(request), request)
+        else:  # none is parked
+            request.state = QUEUED
+            if former.add(request):
+                self.ring()
         if request.options is not None:
-            self.watch(request)
+            until = self.overdue.watch(request)
+            if until < self.timers.asleep_until:
+                self.timers.wake_at(until)
         return request
 
     async def end_failed_call(self, request: Request | None, error: BaseException) -> bool:
@@ -111,7 +110,7 @@ class Intake:
         # A refused call has no request; this executes a checkpoint for it.
         if request is not None:
             self.abandon(request)
-            self.former.overdue.forget(request)
+            self.overdue.forget(request.options)
             # Another event loop raises these for a waiter of this one.
             return isinstance(error, (TypeError, RuntimeError)) and not self.home.loop.is_here
         if not isinstance(error, Exception):  # nothing may take its place, such as that of Ctrl-C
@@ -153,7 +152,7 @@ class Intake:
                 self.options_factory.renew(request)
         self._admit_all(requests)
         for request in requests:
-            self.watch(request)
+            self.timers.wake_at(self.overdue.watch(request))
         return requests
 
     def enter_parts(self, parts: Sequence[Part]) -> list[Request]:
@@ -256,17 +255,12 @@ class Intake:
             if self.former.leave(request):
                 self.ring()
 
-    def watch(self, request: Request) -> None:
-        until = self.former.overdue.watch(request)
-        if until < self.timers.asleep_until:
-            self.timers.wake_at(until)
-
     def expire_due(self) -> None:
-        for what in self.former.overdue.timers.due(self.now()):
+        for what in self.overdue.timers.due(self.now()):
             self._time_is_up(what)
 
     def _time_is_up(self, what: Any) -> None:
-        if (expired := self.former.overdue.expired(what, self.now())) is not None:
+        if (expired := self.overdue.expired(what, self.now())) is not None:
             self.expire(*expired)
 
     def expire(self, request: Request, what_it_did: str) -> None:

@@ -73,4 +73,4 @@ async def call_apart(
         made.clear()  # the traceback of an error holds this frame
         clear_errors(requests)
         for request in requests:
-            intake.former.overdue.forget(request)
+            intake.overdue.forget(request.options)

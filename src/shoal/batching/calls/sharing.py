@@ -132,7 +132,7 @@ class Sharing:
             assert shared.history is not None
             request.waiter = filled_buffer(intake.parking, shared.capacity, shared.history)
         flight.admit(request)
-        intake.watch(request)
+        intake.timers.wake_at(intake.overdue.watch(request))
         return request
 
     def enter_stream(

@@ -278,7 +278,7 @@ class ResultStream(Generic[R_co]):
                 buffer.release()
             return item
         if request.options is not None:
-            self._intake.former.overdue.forget(request)
+            self._intake.overdue.forget(request.options)
         if request.error is not None:
             raise_error_of(request)  # a later read is at the end
         raise StopAsyncIteration
@@ -365,7 +365,7 @@ class Watch(weakref.ref["ResultStream[Any]"]):
 def _leave(intake: Intake, request: Request) -> None:
     intake.abandon(request)
     if request.options is not None:
-        intake.former.overdue.forget(request)
+        intake.overdue.forget(request.options)
     buffer: StreamBuffer = request.waiter
     buffer.watch = buffer.passes_on = None
     buffer.items.clear()

@@ -87,4 +87,4 @@ def _queue_one_again(intake: Intake, batch: Batch, request: Request) -> None:
         batch.active += 1
         raise
     intake.counters.retried += 1
-    intake.timers.wake_at(intake.former.overdue.watch_again(request))
+    intake.timers.wake_at(intake.overdue.watch_again(request))

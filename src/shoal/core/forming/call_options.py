@@ -89,20 +89,21 @@ class RequestOptionsFactory:
         self._most_cost = math.inf if options.split is not None else self.limit_cost
         limit_s = options.request_timeout_s
         self.limit_s = math.inf if limit_s is None else limit_s
-        # Whether each request needs its own record, whatever its call options are.
+        # Whether each request needs its own record, whatever its call options are. Without it, all
+        # have the usual priority, and there are no functions of an item.
         self.of_each = distinguishes_requests(options)
 
-    def of(
-        self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf
-    ) -> RequestOptions:
+    def of(self, item: Any, call_options: CallOptions, now: float) -> RequestOptions:
         """Raises `ItemTooLarge`, `NoSuchModel`, and what the user's functions of an item raise."""
         timeout_s, metadata, priority, queue_timeout_s, _, waits_for_room = call_options
         limit_s = self.limit_s
         if timeout_s is not None and timeout_s < limit_s:
             limit_s = timeout_s
-        deadline = None if limit_s == math.inf else now + limit_s
-        asked = RequestOptions(deadline, metadata, self._priority)
+        asked = RequestOptions()
         asked.options_factory = self
+        asked.metadata = metadata
+        if limit_s < math.inf:
+            asked.deadline = asked.due = now + limit_s
         if priority is not None:
             asked.asked_priority = priority
             asked.priority = self.options.checked_priority("priority", priority)
@@ -110,18 +111,19 @@ class RequestOptionsFactory:
             asked.queue_timeout_s = queue_timeout_s
         if waits_for_room:
             asked.waits_for_room = True
-        if self._cost_of is not None:
-            asked.cost = self._cost(self._cost_of, item)
-        if self._bucket_by is not None:
-            asked.key = key = self._bucket_by(item)
-            try:
-                hash(key)
-            except TypeError:
-                raise self._not_a_key(key) from None
-        if self._models is not None:
-            asked.model = self._model(item, metadata)
-        if scope_deadline < math.inf and (deadline is None or scope_deadline < deadline):
-            asked.due = scope_deadline
+        if self.of_each:
+            if priority is None:
+                asked.priority = self._priority
+            if self._cost_of is not None:
+                asked.cost = self._cost(self._cost_of, item)
+            if self._bucket_by is not None:
+                asked.key = key = self._bucket_by(item)
+                try:
+                    hash(key)
+                except TypeError:
+                    raise self._not_a_key(key) from None
+            if self._models is not None:
+                asked.model = self._model(item, metadata)
         return asked
 
     def _cost(self, cost_of: Callable[[Any], float], item: Any) -> float:

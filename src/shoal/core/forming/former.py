@@ -84,27 +84,26 @@ class Former:
         self.append: Callable[[Request], object]
         self._take_in(options)
 
-    def add(self, request: Request) -> Admission:
-        """Adds a QUEUED request, for which there is room, to the queue."""
+    def add(self, request: Request) -> bool:
+        """Queues a QUEUED request, for which there is room; returns whether to wake the slot."""
         live = self.live + 1
         if self.append(request):
             self.wake_at = live
         if (asked := request.options) is not None and asked.due is not None:
-            pressures = self.pressures
-            if pressures.may_wait:
-                if pressures.note_arrival(request, asked.due, live):
+            if self.pressures.may_wait:
+                if self.pressures.note_arrival(request, asked.due, live):
                     self.wake_at = live
             elif asked.due < self.regathering.urgent_before:
                 self.wake_at = live
         self.live = live
-        return RINGING if live == self.wake_at else QUIET
+        return live == self.wake_at
 
     def admit(self, request: Request) -> Admission:
         """Queues, parks or refuses a request; may shed another."""
         control = self._control
         if control is None and self.live < self.bound:  # none is parked
             request.state = QUEUED
-            return self.add(request)
+            return RINGING if self.add(request) else QUIET
         if control is not None and not self.closed:
             refusal = control.full_level(request)
             if refusal is None or self._start_at_once(1, request.cost):
@@ -122,13 +121,13 @@ class Former:
             if victim is None:
                 return Admission(self._fullness())
         request.state = QUEUED
-        admission = self.add(request)  # first, since a user's rule may raise
+        rings = self.add(request)  # first, since a user's rule may raise
         if control is not None:
             control.note_added(request, self.live)
         if victim is not None:
             self._drop(victim, State.FAILED)
-            admission = admission._replace(victim=victim)
-        return admission
+            return Admission(None, victim, rings)
+        return RINGING if rings else QUIET
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
         # No other one is shed for them, because one of them might still be refused.
@@ -402,7 +401,7 @@ class Former:
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
-                woken = self.add(request).ring or woken
+                woken = self.add(request) or woken
             except BaseException:
                 request.state = PARKED  # so that it is found, and failed, later
                 raise

@@ -427,7 +427,7 @@ class App:
         self._shared.times.count(NO_ENDPOINT, "other", status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._apps.get(scope["type"], self._router)(scope, receive, send)
+        await self._apps[scope["type"]](scope, receive, send)
 
     def _enter_phase(self, phase: Phase) -> None:
         self._phase: Phase = phase

@@ -8,6 +8,7 @@ are named.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -66,7 +67,7 @@ class Layers:
         self._entered = self._guarded if self._guarded.checks_all else entered
 
     def apps(self, tracer: RequestTracer | None, *, is_opening: bool) -> dict[str, ASGIApp]:
-        """Returns what answers HTTP requests and WebSockets; other scopes are the router's."""
+        """Returns what answers each type of scope; the router answers unknown ones."""
         http: ASGIApp = self._entered
         websocket: ASGIApp = self._guarded
         if is_opening:
@@ -75,7 +76,7 @@ class Layers:
             http, websocket = partial(tracer.call_app, http), partial(tracer.call_app, websocket)
         if http is not self._router:
             http = partial(self._call_within, http)
-        return {"http": http, "websocket": websocket}
+        return defaultdict(lambda: self._router, http=http, websocket=websocket)
 
     async def _call_within(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         if RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:

@@ -136,7 +136,7 @@ class AppRouter:
             self._table = EndpointTable(controller, self._options, self._protocols)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
+        path = split_path(scope)[1] if scope.get("root_path") else scope["path"]
         if scope["type"] == "http":
             method = scope["method"]
             match = self.at(path, method)
@@ -148,7 +148,7 @@ class AppRouter:
             if self._declared.mounted_at(path) is None:
                 route = self._elsewhere(path, method)
                 return self.dispatcher.dispatch(scope, receive, send, route)
-        return self._dispatch_other(scope, receive, send, root, path)
+        return self._dispatch_other(scope, receive, send)
 
     def _elsewhere(self, path: str, method: str) -> Route:
         """Returns the route for a path at which nothing is declared or mounted."""
@@ -181,9 +181,8 @@ class AppRouter:
         match = self.at(path, method)
         return None if match is None or not match.path else match.path
 
-    async def _dispatch_other(
-        self, scope: Scope, receive: Receive, send: Send, root: str, path: str
-    ) -> None:
+    async def _dispatch_other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root, path = split_path(scope)
         kind, mounted = scope["type"], self._declared.mounted_at(path)
         match = None
         if kind == "websocket" and self._table is not None:

@@ -160,7 +160,7 @@ class EndpointRoute(Route):
                 codec = batcher.codec_of_results(self._make_codec)
                 item = await _call_decode(decode, request, call)
                 _check_count(item, len(batcher.batcher.signature.parameters))
-            if call.streams:
+            if call.batcher.streams:
                 await self._respond_with_stream(
                     call, exchange, codec, item, partial(encode, request) if encode else None
                 )
@@ -240,7 +240,7 @@ class JsonCodec(Codec):
         return self._description
 
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        if not body and self._query is not None and exchange.method not in WITH_BODY:
+        if not body and self._query is not None and exchange.scope["method"] not in WITH_BODY:
             return self._query.item(exchange)
         return self._read(exchange, body)
 

@@ -166,7 +166,7 @@ class ItemCall:
         request = self._request
         if request is None:
             return None
-        self._intake.former.overdue.forget(request)
+        self._intake.overdue.forget(request.options)
         if request.state is not FINISHED or request.error is not None:
             return None
         body = self._body_of(request.value)
@@ -186,7 +186,7 @@ class ItemCall:
 
     def count_left(self, refused_with: int) -> None:
         if self._request is not None:
-            self._intake.former.overdue.forget(self._request)
+            self._intake.overdue.forget(self._request.options)
         self._count(refused_with or LEFT)
 
     def _count(self, status: int) -> None:

@@ -34,7 +34,7 @@ def has_lines(media_type: bytes) -> bool:
 
 async def respond_with_lines(call: EndpointCall, exchange: Exchange, items: Iterator[Any]) -> None:
     """Makes a call for each item, and responds with a line for each."""
-    if call.streams:
+    if call.batcher.streams:
         detail = "This endpoint responds with a stream: send one item, as application/json."
         raise Refused.of("unsupported-media-type", detail)
     outcomes: list[Any] = []

@@ -185,7 +185,7 @@ def form_for(exchange: Exchange) -> StreamForm:
     if media_type != b"text/event-stream":
         return JSON_LINES
     last = _DONE if exchange.options.sse_done else _END
-    if exchange.method in ("GET", "HEAD"):
+    if exchange.scope["method"] in ("GET", "HEAD"):
         return NumberedEvents(last)
     return ServerSentEvents(last)
 

@@ -116,7 +116,7 @@ class InferRoute(ProtocolRoute):
         if version is not None:
             version_of(self._endpoint, version)  # it refuses an unknown one
         call = await self._calls.call_for(exchange, headers_of_call(exchange, described, version))
-        if call.streams:
+        if call.batcher.streams:
             detail = "It answers with a stream, which the protocol does not have."
             raise not_fitting(detail)
         model = model_of(call.batcher)

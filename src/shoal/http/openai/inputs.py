@@ -165,7 +165,7 @@ class InputsRoute(OpenAIRoute):
         model = self._models.of(params.get("model"), self.make)
         exchange.count_under(model.calls)
         call = await model.calls.call_for(exchange)
-        if call.streams:
+        if call.batcher.streams:
             raise refused(f"The model gives texts, no {self.gives}", param="model")
         maker = model.maker(call.batcher, self.make)
         items = [self.item(model, maker, one, params) for one in inputs]

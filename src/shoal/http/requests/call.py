@@ -19,6 +19,7 @@ import re
 import sys
 import traceback
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
@@ -74,14 +75,13 @@ class HttpMetadata(Mapping[str, Any]):
     def __init__(self, endpoint: str, caller: Any) -> None:
         # The caller has a `scope` and a `request_id`.
         self._endpoint = endpoint
-        self._known: dict[str, Any] | None = None
         self.caller = caller
 
     @property
     def _values(self) -> dict[str, Any]:
-        if self._known is None:
+        if not hasattr(self, "_known"):
             scope = self.caller.scope
-            self._known = {
+            self._known: dict[str, Any] = {
                 "endpoint": self._endpoint,
                 "context": "http",
                 "request_id": self.caller.request_id,
@@ -211,11 +211,12 @@ class EndpointCalls:
         if headers is None:
             headers = call_headers(caller.headers)
         when_left = when_left or caller.when_left
-        try:
-            backend = endpoint.only if headers.backend is None else None
-            backend = backend or endpoint.backend_for(headers.shard_key, headers.backend)
-        except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
-            raise Refused(NOT_FOUND) from None
+        backend = endpoint.only
+        if backend is None or headers.backend is not None:
+            try:
+                backend = endpoint.backend_for(headers.shard_key, headers.backend)
+            except NoSuchName:  # it was deleted just now, or its traffic names no such tag
+                raise Refused(NOT_FOUND) from None
         batcher = None if backend is None else backend.method_batchers.get(headers.method)
         spent_s = 0.0
         if batcher is None:
@@ -228,21 +229,23 @@ class EndpointCalls:
         timeout_s = entry.options.request_timeout_s
         if timeout_s is None and not batcher.streams:
             timeout_s = self.options.answer_timeout_s
-        metadata = HttpMetadata(self.name, caller)
-        if headers is NO_CALL_HEADERS and not spent_s:
-            return EndpointCall(self, batcher, entry, CallOptions(timeout_s, metadata), when_left)
-        # A client can only shorten the server's limit.
-        timeout_s = _shorter(timeout_s, headers.timeout_s)
-        if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s - spent_s)
-        priority, caching = headers.priority, headers.cache_control
-        options = CallOptions(
-            timeout_s,
-            metadata,
-            priority=None if priority is None else _priority(priority, entry.options),
-            share=caching is None or _may_share(caching),
-        )
-        return EndpointCall(self, batcher, entry, options, when_left)
+        options = CallOptions(timeout_s, HttpMetadata(self.name, caller))
+        if headers is not NO_CALL_HEADERS or spent_s:
+            # A client can only shorten the server's limit.
+            timeout_s = _shorter(timeout_s, headers.timeout_s)
+            priority, caching = headers.priority, headers.cache_control
+            options = options._replace(
+                timeout_s=None if timeout_s is None else max(0.0, timeout_s - spent_s),
+                priority=None if priority is None else _priority(priority, entry.options),
+                share=caching is None or _may_share(caching),
+            )
+        call = EndpointCall()
+        call.endpoint = endpoint
+        call.batcher = batcher
+        call.entry = entry
+        call.options = options
+        call.when_left = when_left
+        return call
 
     async def _await_batcher(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
         limit_s = _shorter(self.options.answer_timeout_s, headers.timeout_s)
@@ -274,42 +277,32 @@ def unwatched(_callback: Callable[[], object] | None) -> None:
     """Watches nothing: the task that awaits the call is cancelled when the client disconnects."""
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class EndpointCall:
     """One call: its `result`, `results` or `stream`."""
 
-    __slots__ = ("_calls", "_entry", "_options", "batcher", "streams", "when_left")
-
-    def __init__(
-        self,
-        calls: EndpointCalls,
-        batcher: MethodBatcher,
-        entry: Entry,
-        options: CallOptions,
-        when_left: WhenLeft,
-    ) -> None:
-        self._calls = calls
-        self.batcher = batcher
-        self.streams = batcher.streams
-        self._entry = entry
-        self._options = options
-        self.when_left = when_left
+    endpoint: Endpoint
+    batcher: MethodBatcher
+    entry: Entry
+    options: CallOptions
+    when_left: WhenLeft
 
     async def prepared(self, item: Awaitable[T]) -> T:
         """Awaits the item of the call, which shortens the time limit of the rest."""
-        limit_s, began_at = self._options.timeout_s, anyio.current_time()
+        limit_s, began_at = self.options.timeout_s, anyio.current_time()
         with anyio.move_on_after(limit_s):
             prepared = await run_unless_left(self.when_left, lambda: item)
             if limit_s is not None:
                 left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
-                self._options = self._options._replace(timeout_s=left_s)
+                self.options = self.options._replace(timeout_s=left_s)
             return prepared
         raise DeadlineExceeded(f"the request was not decoded within {limit_s} s")
 
     def result(self, item: Any) -> Awaitable[Any]:
         """Makes a call when the result is awaited."""
-        if self._calls.endpoint.shadows:
+        if self.endpoint.shadows:
             return self._compared(item)
-        return self._entry.call(item, self._options, self.when_left)
+        return self.entry.call(item, self.options, self.when_left)
 
     async def _compared(self, item: Any) -> Any:
         [result] = await self.results([item])
@@ -319,7 +312,7 @@ class EndpointCall:
         """Makes a call for each item. All or none are queued, in turns if there are too many."""
         # The first error of a call is raised after all calls have ended, or each is in its place.
         copies: list[PrimaryAnswer] = []
-        if self._calls.endpoint.shadows:
+        if self.endpoint.shadows:
             copies = [self._copied(item) for item in items]
         elif len(items) == 1 and not return_exceptions:
             return [await self.result(items[0])]
@@ -335,17 +328,17 @@ class EndpointCall:
                 copy.ended.set()
 
     def _copied(self, item: Any) -> PrimaryAnswer:
-        return self._calls.endpoint.copied(self.batcher, item, self._options.metadata)
+        return self.endpoint.copied(self.batcher, item, self.options.metadata)
 
     @property
     def most_at_once(self) -> int:
         """The most calls that fit into an empty queue."""
-        options = self._entry.options
+        options = self.entry.options
         most = options.max_queued_requests
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 
     async def _in_turns(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-        options, most = self._options, self.most_at_once
+        options, most = self.options, self.most_at_once
         began_at, limit_s = anyio.current_time(), options.timeout_s
         results: list[Any] = []
         for at in range(0, len(items), most):
@@ -355,7 +348,7 @@ class EndpointCall:
                     left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
                     options = options._replace(timeout_s=left_s)
             turn = items[at : at + most] if len(items) > most else items
-            made = await self._entry.call_all(turn, options, return_exceptions=return_exceptions)
+            made = await self.entry.call_all(turn, options, return_exceptions=return_exceptions)
             if not at and all(isinstance(one, Overloaded) for one in made):
                 raise made[0]  # none was queued
             results += made
@@ -363,12 +356,12 @@ class EndpointCall:
 
     def wait_for_room(self) -> None:
         """Makes the call wait for room in a full queue, where it would be refused."""
-        self._options = self._options._replace(waits_for_room=True)
+        self.options = self.options._replace(waits_for_room=True)
 
     def stream(self, item: Any) -> ResultStream[Any]:
         """Makes a call when the stream is entered."""
-        stream = self._entry.begin_stream_of(item, self._options)
-        if self._calls.endpoint.shadows:
+        stream = self.entry.begin_stream_of(item, self.options)
+        if self.endpoint.shadows:
             self._copied(item).ended.set()  # streams are not compared
         return stream
 

@@ -93,22 +93,22 @@ class Exchange:
         self._send = send
         self._shared = shared
         self.options = shared.options
-        self.method: str = scope["method"]
-        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        given_id = self.headers.get(b"x-request-id")
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: Mapping[bytes, bytes] = headers
+        given_id = headers.get(b"x-request-id")
         if given_id is None or not REQUEST_ID.fullmatch(given_id):
             given_id = shared.new_id()
         self.id = given_id
         extensions = scope.get("extensions")
         if extensions:
             self._offered = extensions.get(DISCONNECT)
-            front_end = extensions.get(DECODED)
-            if front_end is not None and front_end["receive"] == receive:
-                self.front_end, self.early_item = front_end, front_end["decoded"]
+            if DECODED in extensions and extensions[DECODED]["receive"] == receive:
+                self.front_end = front_end = extensions[DECODED]
+                self.early_item = front_end["decoded"]
 
     @property
     def wants_no_body(self) -> bool:
-        return self.method == "HEAD"
+        return bool(self.scope["method"] == "HEAD")
 
     @property
     def when_left(self) -> WhenLeft:
@@ -161,11 +161,11 @@ class Exchange:
 
     def whole_body(self) -> bytes | None:
         """Returns the body if the server has all of it at once; None if `body` must be awaited."""
-        body: bytes | None = None
-        if self._offered is not None:
-            body = self._offered["whole_body"](self.receive)
-            if body is not None and len(body) > self.options.max_body_bytes:
-                raise too_large(self.options.max_body_bytes)
+        if self._offered is None:
+            return None
+        body: bytes | None = self._offered["whole_body"](self.receive)
+        if body is not None and len(body) > self.options.max_body_bytes:
+            raise too_large(self.options.max_body_bytes)
         return body
 
     async def body(self, most: int | None = None) -> bytes:
@@ -245,7 +245,7 @@ class Exchange:
             return
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent.insert(1, (b"content-length", b"%d" % len(body)))
-        body = b"" if self.method == "HEAD" else body
+        body = b"" if self.wants_no_body else body
         start = {"type": "http.response.start", "status": status, "headers": sent}
         whole = {"type": "http.response.body", "body": body, "more_body": False}
         await self._deliver(start, whole)

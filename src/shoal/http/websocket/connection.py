@@ -203,7 +203,7 @@ class SocketConnection:
                 if call.batcher.decodes:
                     raise Refused(_ONLY_HTTP)
                 item = self._item_of(call.batcher.codec_of(JsonCodec), request, new)
-                if call.streams:
+                if call.batcher.streams:
                     await self._relay(request, call.stream(item))
                     self._end(request, b"end", b"true")
                 else:

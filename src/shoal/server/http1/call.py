@@ -99,6 +99,7 @@ class Http1Call(ServedCall):
     _received = 0  # bytes of the body, since the client had the whole time
     _waited_s = 0.0  # for the body, since then
     _heartbeat: Heartbeat | None = None
+    _sends_body = True
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
     # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
@@ -111,10 +112,9 @@ class Http1Call(ServedCall):
         self.line = parser.line
         self.keeps_alive = parser.keeps_alive
         # `is_detached`: the connection continues without waiting for the application.
-        self.is_over = self.is_complete = self.has_begun = self.is_detached = False
+        self.is_over = self.is_detached = False
         # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
-        self._sends_body = parser.line.method != "HEAD"
         self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
         rest = connection.received[parser.size :]
         if len(rest) == parser.length:
@@ -180,8 +180,7 @@ class Http1Call(ServedCall):
         if head is None:
             status = message["status"]
             self._head = answer_head(status, message.get("headers", ()))
-            if status in WITHOUT_BODY:
-                self._sends_body = False
+            self._sends_body = status not in WITHOUT_BODY and self.line.method != "HEAD"
             return
         data, is_last = message.get("body", b""), not message.get("more_body")
         if type(data) is not bytes:
@@ -191,18 +190,18 @@ class Http1Call(ServedCall):
                 raise RuntimeError("the response is complete already")
             if not await self._has_sent_all():
                 return
-            lines, data = b"", self._part(data, is_last=is_last)
+            has_sent = self._has_sent(b"", self._part(data, is_last=is_last), is_last=is_last)
         elif not is_last:
-            lines, data = self._framed_head(*head), self._part(data, is_last=False)
+            lines = self._framed_head(*head)
+            has_sent = self._has_sent(lines, self._part(data, is_last=False), is_last=False)
         else:
-            lines, data = self._whole(*head, data)
-        if not self._has_sent(lines, data, is_last=is_last):
+            has_sent = self._has_sent_whole(head, data)
+        if not has_sent:
             await self._sent()
 
-    def _whole(
-        self, lines: bytes, length: int | None, closes: bool, data: bytes
-    ) -> tuple[bytes, bytes]:
-        """Returns the head and the body of a whole response."""
+    def _has_sent_whole(self, head: tuple[bytes, int | None, bool], data: bytes) -> bool:
+        """Sends a whole response; returns the same as `_has_sent`."""
+        lines, length, closes = head
         if not self._sends_body:
             data = b""
         elif length is None:
@@ -211,7 +210,7 @@ class Http1Call(ServedCall):
             raise RuntimeError(WRONG_LENGTH)
         if closes or not self.keeps_alive or self._shared.is_draining or self._body:
             lines += self._decide_keep_alive(closes=closes)
-        return lines + END, data
+        return self._has_sent(lines + END, data, is_last=True)
 
     def _has_sent(self, lines: bytes, data: bytes, *, is_last: bool) -> bool:
         """Sends bytes; returns whether the kernel has taken them all."""
@@ -247,15 +246,13 @@ class Http1Call(ServedCall):
         # The connection waits until its client has taken the response, and so need not the task.
         if send != self.send or self.log is not None or self._head is not None:
             return False
+        if self.line.method == "HEAD":  # only its headers can say the length
+            return False
         if not self.is_over:
-            lines, length, closes = answer_head(status, headers)
+            self._head = head = answer_head(status, headers)
             if status in WITHOUT_BODY:
                 self._sends_body = False
-            elif length is None:  # also for HEAD
-                length = len(body)
-                lines += b"\r\ncontent-length: %d" % length
-            self._head = lines, length, closes
-            self._has_sent(*self._whole(lines, length, closes, body), is_last=True)
+            self._has_sent_whole(head, body)
         return True
 
     def heartbeat(self, after_s: float, data: bytes) -> None:

@@ -135,7 +135,8 @@ def model_states(member: PoolMember) -> dict[str, ModelState]:
 
 
 async def _run(member: PoolMember, method: str, model: str) -> None:
-    options, now = RequestOptions(metadata={"model": model}), anyio.current_time()
+    options, now = RequestOptions(), anyio.current_time()
+    options.metadata = {"model": model}
     request = request_of_nobody(model, now, State.RUNNING, options, Context())
     with setting(running_batch, Batch(0, DispatchReason.FULL, [request])):
         await member.replica.run(method, [model])

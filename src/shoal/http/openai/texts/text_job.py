@@ -227,7 +227,7 @@ class TextJob(ABC):
         count, most = model.tokens.count, params.get("max_tokens")
         if most is None and maker.fields:
             most = maker.limit(item)
-        if count is None and not call.streams:
+        if count is None and not call.batcher.streams:
             count = count_words
             if "max_tokens" in maker.fields:
                 most = None  # the model counts its own tokens, which are not words

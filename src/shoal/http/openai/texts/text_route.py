@@ -46,7 +46,7 @@ class TextCall:
 
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
-        if self.call.streams:
+        if self.call.batcher.streams:
             return self.call.stream(self.item)
         # A task of its own makes the call, since heartbeats interrupt a task that waits for items.
         return TaskStream(1, self._send_result)
@@ -55,7 +55,7 @@ class TextCall:
         await send(self.output.whole(await self.call.result(self.item)))
 
     async def collected(self) -> TextOutput:
-        if not self.call.streams:
+        if not self.call.batcher.streams:
             self.output.keep(self.output.whole(await self.call.result(self.item)))
             return self.output
         limit_s = self.job.exchange.options.answer_timeout_s
@@ -231,7 +231,7 @@ class TextRoute(OpenAIRoute):
                 form = job.form(text.output)
                 await respond_with_stream(exchange, text.stream(), form, job.clock())
                 return
-            if call.streams:  # the whole text of a model that streams
+            if call.batcher.streams:  # the whole text of a model that streams
                 whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()

@@ -94,12 +94,12 @@ class OptionsAsData(NamedTuple):
             ]
         deadlines = self.deadlines or [None] * count
         priorities, costs = self.priorities or [1] * count, self.costs or [1] * count
-        return [
-            RequestOptions(None if deadline is None else deadline + later_s, one, priority, cost)
-            for deadline, one, priority, cost in zip(
-                deadlines, metadata, priorities, costs, strict=True
-            )
-        ]
+        made = [RequestOptions() for _ in range(count)]
+        columns = zip(made, deadlines, metadata, priorities, costs, strict=True)
+        for options, deadline, one, priority, cost in columns:
+            options.deadline = options.due = None if deadline is None else deadline + later_s
+            options.metadata, options.priority, options.cost = one, priority, cost
+        return made
 
     def _metadata(self, count: int) -> list[SentMetadata]:
         known = [received_metadata(*parts) for parts in self.metadata]
