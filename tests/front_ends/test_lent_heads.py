@@ -2,25 +2,29 @@
 
 import gc
 import json
+import time
 import weakref
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import h2.events
 import numpy as np
 import pytest
 from held_app import answers_counted, kind_of, metrics_of, statistics
 from held_app import counted as requests_and_errors
-from live_server import live, read_until, request
+from live_server import http2, live, read_until, request
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, field_serializer, field_validator
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import shoal
+from shoal.front_ends.remote_call import RemoteCalls
+from shoal.http.json.item_calls import ItemCall
 from worker_processes import kill, until, workers_of
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
@@ -527,3 +531,137 @@ async def test_many_clients_share_batches(asking, held):
             await client.aclose()
         assert len(held.batches) == 2, held.batches
     assert "shoal" in await metrics_of(app)
+
+
+SEEN = ContextVar("SEEN", default=0)
+
+
+class Noted(BaseModel):
+    """Says what the last one has left in a context variable."""
+
+    x: int
+
+    @field_validator("x")
+    @classmethod
+    def check(cls, x):
+        before = SEEN.get()
+        SEEN.set(x)
+        return before
+
+    @field_serializer("x")
+    def written(self, x):
+        before = SEEN.get()
+        SEEN.set(5)
+        return [before, x]
+
+
+async def test_no_request_sees_the_context_variables_of_another(asking):
+    async def handler(items: list[Noted]) -> list[Any]:
+        return [[item] for item in items]
+
+    async with asking(app_of(handler)) as asker:
+        await asker.ask_without(b'{"x": 1}')
+        for _ in range(4):
+            assert tuple(await asker.ask_without(b'{"x": 7}')) == (200, [{"x": [0, 0]}])
+
+
+@pytest.fixture
+def front_ends(monkeypatch):
+    """The requests of each front end that was started."""
+    begin, made = RemoteCalls.__init__, []
+
+    def noting(self, *args):
+        made.append(self)
+        begin(self, *args)
+
+    monkeypatch.setattr(RemoteCalls, "__init__", noting)
+    return made
+
+
+@pytest.mark.parametrize("when", ["body that does not fit", "failed batch", "queued"])
+async def test_nothing_is_kept_of_a_request_whose_client_leaves_as_it_ends(
+    asking, front_ends, when
+):
+    go = anyio.Event()
+
+    async def handler(items: list[int]) -> list[int]:
+        if items != [1]:
+            await go.wait()
+            raise ValueError
+        return items
+
+    app = app_of(handler, max_batch_size=1)
+    body = b"x" if when == "body that does not fit" else b"2"
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        [calls] = front_ends
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                go = anyio.Event()
+                with asker.server.connect_now(request("/x", method="POST", body=body)):
+                    if when == "failed batch":
+                        await until(lambda: statistics(app, "x").running)
+                    else:
+                        time.sleep(0.01)  # noqa: ASYNC251 - the server reads both at once
+                time.sleep(0.02)  # noqa: ASYNC251 - it reads of the leaving as the batch ends
+                go.set()
+                await until(lambda: not calls.running)
+                await anyio.sleep(0.01)
+            go.set()
+            await until(lambda: not statistics(app, "x").running)
+            assert not [one for one in gc.get_objects() if type(one) is ItemCall]
+        finally:
+            gc.enable()
+        assert calls.shared.running == 0
+
+
+async def test_a_call_ends_in_the_time_of_the_application(asking, held):
+    app = app_of(held, app=shoal.App(answer_timeout_s=0.3))
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        assert (await asker.ask(b"2")).status == 504
+        held.go.set()
+
+
+async def test_bodies_of_the_same_head_differ_in_size(asking, called):
+    app = shoal.App(max_body_bytes=1000)
+
+    async def sizes(items: list[bytes]) -> list[int]:
+        return list(map(len, items))
+
+    async with asking(app_of(sizes, app=app)) as asker, http2(asker.server) as client:
+        sizes_of_one_head = ((10, 200), (1000, 200), (1001, 413), (0, 200), (7, 200))
+        for size, status in sizes_of_one_head:
+            asked = client.ask(b"/x", method=b"POST", body=b"x" * size)
+            await client.flush()
+            answer = await client.wait_for(h2.events.ResponseReceived, asked)
+            assert dict(answer.headers)[b":status"] == b"%d" % status
+        assert called == ["/x"] * 3
+
+
+async def test_bodies_that_come_in_pieces_are_read(asking):
+    head = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
+    async with asking(app_of(same)) as asker:
+        for _ in range(3):
+            await asker.client.send_all(head + b"1\r\n1\r\n0\r\n\r\n")
+            assert tuple(await asker.read()) == (200, 1)
+        large = b" " * 200_000 + b"2"
+        for _ in range(3):
+            assert tuple(await asker.ask(large)) == (200, 2)
+
+
+async def test_an_answer_to_head_has_no_body(asking):
+    app = shoal.App()
+    app.endpoint("/x", name="x", methods=("GET",))(same)
+    asked = request("/x", method="HEAD", body=b"1")
+    async with asking(app) as asker:
+        for _ in range(3):
+            await asker.client.send_all(asked)
+            received = await read_until(asker.client, b"\r\n\r\n")
+            assert received.startswith(b"HTTP/1.1 200 ")
+            assert received.endswith(b"\r\n\r\n")

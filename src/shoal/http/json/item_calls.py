@@ -158,9 +158,11 @@ class ItemCall:
 
     def leave(self) -> None:
         request = self._request
-        if request is not None and request.state in UNDER_WAY:
+        if request is not None:
+            is_under_way = request.state in UNDER_WAY
             self._intake.abandon(request)
-            self._served.wake()
+            if is_under_way:
+                self._served.wake()
 
     def answer(self) -> tuple[list[tuple[bytes, bytes]], Any] | None:
         request = self._request
@@ -179,7 +181,8 @@ class ItemCall:
         """Returns JSON, or an array for a front end with a decoder; None for other results."""
         if type(result) in ALWAYS_JSON:
             try:
-                return _encoded(result)
+                # The user's serializers may run, and set context variables.
+                return copy_context().run(_encoded, result)
             except Exception:  # it will be raised again where it is handled
                 return None
         return result if self._decoder and is_large_array(result) else None
@@ -191,6 +194,7 @@ class ItemCall:
 
     def _count(self, status: int) -> None:
         self._request = None  # its metadata refers to this
+        self._error = None  # its traceback holds this
         calls = self._calls
         took_s = calls.shared.now() - self._began_at
         calls.shared.times.count(calls.calls.name, calls.calls.protocol, status, took_s)
