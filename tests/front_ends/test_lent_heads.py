@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import time
 import weakref
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from starlette.responses import Response
 import shoal
 from shoal.front_ends.remote_call import RemoteCalls
 from shoal.http.json.item_calls import ItemCall
+from shoal.statistics import BatchObserver
 from worker_processes import kill, until, workers_of
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
@@ -113,6 +115,19 @@ def asking(called):
             yield asker
 
     return open_
+
+
+@pytest.fixture
+def front_ends(monkeypatch):
+    """The requests of each front end that was started."""
+    begin, made = RemoteCalls.__init__, []
+
+    def noting(self, *args):
+        made.append(self)
+        begin(self, *args)
+
+    monkeypatch.setattr(RemoteCalls, "__init__", noting)
+    return made
 
 
 def app_of(handler, name="x", app=None, **options):
@@ -256,7 +271,7 @@ async def test_a_client_that_leaves_ends_its_call(asking, held):
         assert [3] not in held.batches
 
 
-async def test_a_killed_worker_ends_its_calls(asking, held):
+async def test_a_killed_worker_ends_its_calls(asking, front_ends, held):
     app = app_of(held, max_batch_size=1)
     async with asking(app) as asker:
         held.go.set()
@@ -268,6 +283,8 @@ async def test_a_killed_worker_ends_its_calls(asking, held):
         await until(lambda: held.cancelled == 1)
         held.go.set()
         await until(lambda: not statistics(app, "x").running)
+        await until(lambda: not front_ends[0].running)
+        assert front_ends[0].shared.running == 0
 
 
 async def test_what_runs_at_the_end_is_finished(asking, held):
@@ -565,22 +582,10 @@ async def test_no_request_sees_the_context_variables_of_another(asking):
             assert tuple(await asker.ask_without(b'{"x": 7}')) == (200, [{"x": [0, 0]}])
 
 
-@pytest.fixture
-def front_ends(monkeypatch):
-    """The requests of each front end that was started."""
-    begin, made = RemoteCalls.__init__, []
-
-    def noting(self, *args):
-        made.append(self)
-        begin(self, *args)
-
-    monkeypatch.setattr(RemoteCalls, "__init__", noting)
-    return made
-
-
+@pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize("when", ["body that does not fit", "failed batch", "queued"])
-async def test_nothing_is_kept_of_a_request_whose_client_leaves_as_it_ends(
-    asking, front_ends, when
+async def test_nothing_is_kept_of_a_request_that_fails_or_whose_client_leaves_then(
+    asking, front_ends, when, leaves
 ):
     go = anyio.Event()
 
@@ -595,11 +600,16 @@ async def test_nothing_is_kept_of_a_request_whose_client_leaves_as_it_ends(
     async with asking(app) as asker:
         await asker.ask_without(b"1")
         [calls] = front_ends
+        logging.disable()  # pytest would keep the errors
         gc.collect()
         gc.disable()
         try:
             for _ in range(20):
                 go = anyio.Event()
+                if not leaves:
+                    go.set()
+                    assert (await asker.ask(body)).status >= 400
+                    continue
                 with asker.server.connect_now(request("/x", method="POST", body=body)):
                     if when == "failed batch":
                         await until(lambda: statistics(app, "x").running)
@@ -611,9 +621,11 @@ async def test_nothing_is_kept_of_a_request_whose_client_leaves_as_it_ends(
                 await anyio.sleep(0.01)
             go.set()
             await until(lambda: not statistics(app, "x").running)
+            await anyio.sleep(0.01)
             assert not [one for one in gc.get_objects() if type(one) is ItemCall]
         finally:
             gc.enable()
+            logging.disable(logging.NOTSET)
         assert calls.shared.running == 0
 
 
@@ -665,3 +677,54 @@ async def test_an_answer_to_head_has_no_body(asking):
             received = await read_until(asker.client, b"\r\n\r\n")
             assert received.startswith(b"HTTP/1.1 200 ")
             assert received.endswith(b"\r\n\r\n")
+
+
+async def test_a_backend_that_is_deleted_is_freed(asking):
+    app = app_of(same)
+    async with asking(app) as asker:
+        controller = app.controller
+        await controller.create_backend("large", other)
+        await controller.set_traffic("x", {"large": 1.0})
+        assert tuple(await asker.ask_without(b"1")) == (200, -1)
+        batcher = weakref.ref(controller.backends["large"].method_batchers["__call__"])
+        await controller.set_traffic("x", {"x": 1.0})
+        await controller.delete_backend("large")
+        await asker.ask(b"10")  # another head
+        gc.collect()
+        assert batcher() is None
+
+
+class Exits(BatchObserver):
+    def request_left(self, *_):
+        raise SystemExit(3)
+
+
+async def test_an_observer_that_exits_fails_the_call_alone(asking, held):
+    app = app_of(held, max_batch_size=1, max_queued_requests=0)
+    app.observers.add(Exits())
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        async with await asker.server.connect() as other:
+            await other.send_all(request("/x", method="POST", body=b"2"))
+            await until(lambda: statistics(app, "x").running)
+            assert (await asker.ask(b"3")).status == 500
+            held.go.set()
+            await read_until(other, b"\r\n\r\n2")
+        assert tuple(await asker.ask(b"4")) == (200, 4)
+
+
+async def test_nothing_new_begins_once_the_server_cuts_off_its_calls(asking, held):
+    async with asking(app_of(held), graceful_timeout_s=0.2) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        async with await asker.server.connect() as other:
+            await other.send_all(request("/x", method="POST", body=b"2"))
+            await until(lambda: held.batches[-1] == [2])
+            asker.server.stop.set()
+            assert (await read_until(other, b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            held.go.set()
+            assert (await asker.ask(b"3")).status == 503
+    assert held.batches[-1] == [2]
