@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel, field_serializer, field_validator
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 import shoal
@@ -637,6 +638,9 @@ async def test_a_call_ends_in_the_time_of_the_application(asking, held):
         held.go = anyio.Event()
         assert (await asker.ask(b"2")).status == 504
         held.go.set()
+        metrics = (await metrics_of(app)).splitlines()
+        [took] = [line for line in metrics if 'request_seconds_sum{endpoint="x",outcome="t' in line]
+        assert float(took.split()[-1]) >= 0.3
 
 
 async def test_bodies_of_the_same_head_differ_in_size(asking, called):
@@ -665,6 +669,25 @@ async def test_bodies_that_come_in_pieces_are_read(asking):
         large = b" " * 200_000 + b"2"
         for _ in range(3):
             assert tuple(await asker.ask(large)) == (200, 2)
+
+
+async def test_streams_and_whole_requests_are_the_applications(asking):
+    async def stream(items: list[int]):
+        yield items
+
+    async def whole(items: list[Request]) -> list[str]:
+        return [item.method for item in items]
+
+    app = app_of(whole)
+    app.endpoint("/stream", name="stream", methods=("POST",))(stream)
+    async with asking(app) as asker:
+        for _ in range(4):
+            assert tuple(await asker.ask(b"1")) == (200, "POST")
+        for _ in range(4):
+            asked = request("/stream", method="POST", body=b"1", close=True)
+            answer = await asker.server.talk(asked)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"1" in answer.partition(b"\r\n\r\n")[2]
 
 
 async def test_an_answer_to_head_has_no_body(asking):
