@@ -2,25 +2,32 @@
 
 import gc
 import json
+import logging
+import time
 import weakref
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import h2.events
 import numpy as np
 import pytest
 from held_app import answers_counted, kind_of, metrics_of, statistics
 from held_app import counted as requests_and_errors
-from live_server import live, read_until, request
+from live_server import http2, live, read_until, request
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, field_serializer, field_validator
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 import shoal
+from shoal.front_ends.remote_call import RemoteCalls
+from shoal.http.json.item_calls import ItemCall
+from shoal.statistics import BatchObserver
 from worker_processes import kill, until, workers_of
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
@@ -109,6 +116,19 @@ def asking(called):
             yield asker
 
     return open_
+
+
+@pytest.fixture
+def front_ends(monkeypatch):
+    """The requests of each front end that was started."""
+    begin, made = RemoteCalls.__init__, []
+
+    def noting(self, *args):
+        made.append(self)
+        begin(self, *args)
+
+    monkeypatch.setattr(RemoteCalls, "__init__", noting)
+    return made
 
 
 def app_of(handler, name="x", app=None, **options):
@@ -252,7 +272,7 @@ async def test_a_client_that_leaves_ends_its_call(asking, held):
         assert [3] not in held.batches
 
 
-async def test_a_killed_worker_ends_its_calls(asking, held):
+async def test_a_killed_worker_ends_its_calls(asking, front_ends, held):
     app = app_of(held, max_batch_size=1)
     async with asking(app) as asker:
         held.go.set()
@@ -264,6 +284,8 @@ async def test_a_killed_worker_ends_its_calls(asking, held):
         await until(lambda: held.cancelled == 1)
         held.go.set()
         await until(lambda: not statistics(app, "x").running)
+        await until(lambda: not front_ends[0].running)
+        assert front_ends[0].shared.running == 0
 
 
 async def test_what_runs_at_the_end_is_finished(asking, held):
@@ -527,3 +549,205 @@ async def test_many_clients_share_batches(asking, held):
             await client.aclose()
         assert len(held.batches) == 2, held.batches
     assert "shoal" in await metrics_of(app)
+
+
+SEEN = ContextVar("SEEN", default=0)
+
+
+class Noted(BaseModel):
+    """Says what the last one has left in a context variable."""
+
+    x: int
+
+    @field_validator("x")
+    @classmethod
+    def check(cls, x):
+        before = SEEN.get()
+        SEEN.set(x)
+        return before
+
+    @field_serializer("x")
+    def written(self, x):
+        before = SEEN.get()
+        SEEN.set(5)
+        return [before, x]
+
+
+async def test_no_request_sees_the_context_variables_of_another(asking):
+    async def handler(items: list[Noted]) -> list[Any]:
+        return [[item] for item in items]
+
+    async with asking(app_of(handler)) as asker:
+        await asker.ask_without(b'{"x": 1}')
+        for _ in range(4):
+            assert tuple(await asker.ask_without(b'{"x": 7}')) == (200, [{"x": [0, 0]}])
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("when", ["body that does not fit", "failed batch", "queued"])
+async def test_nothing_is_kept_of_a_request_that_fails_or_whose_client_leaves_then(
+    asking, front_ends, when, leaves
+):
+    go = anyio.Event()
+
+    async def handler(items: list[int]) -> list[int]:
+        if items != [1]:
+            await go.wait()
+            raise ValueError
+        return items
+
+    app = app_of(handler, max_batch_size=1)
+    body = b"x" if when == "body that does not fit" else b"2"
+    async with asking(app) as asker:
+        await asker.ask_without(b"1")
+        [calls] = front_ends
+        logging.disable()  # pytest would keep the errors
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                go = anyio.Event()
+                if not leaves:
+                    go.set()
+                    assert (await asker.ask(body)).status >= 400
+                    continue
+                with asker.server.connect_now(request("/x", method="POST", body=body)):
+                    if when == "failed batch":
+                        await until(lambda: statistics(app, "x").running)
+                    else:
+                        time.sleep(0.01)  # noqa: ASYNC251 - the server reads both at once
+                time.sleep(0.02)  # noqa: ASYNC251 - it reads of the leaving as the batch ends
+                go.set()
+                await until(lambda: not calls.running)
+                await anyio.sleep(0.01)
+            go.set()
+            await until(lambda: not statistics(app, "x").running)
+            await anyio.sleep(0.01)
+            assert not [one for one in gc.get_objects() if type(one) is ItemCall]
+        finally:
+            gc.enable()
+            logging.disable(logging.NOTSET)
+        assert calls.shared.running == 0
+
+
+async def test_a_call_ends_in_the_time_of_the_application(asking, held):
+    app = app_of(held, app=shoal.App(answer_timeout_s=0.3))
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        assert (await asker.ask(b"2")).status == 504
+        held.go.set()
+        metrics = (await metrics_of(app)).splitlines()
+        [took] = [line for line in metrics if 'request_seconds_sum{endpoint="x",outcome="t' in line]
+        assert float(took.split()[-1]) >= 0.3
+
+
+async def test_bodies_of_the_same_head_differ_in_size(asking, called):
+    app = shoal.App(max_body_bytes=1000)
+
+    async def sizes(items: list[bytes]) -> list[int]:
+        return list(map(len, items))
+
+    async with asking(app_of(sizes, app=app)) as asker, http2(asker.server) as client:
+        sizes_of_one_head = ((10, 200), (1000, 200), (1001, 413), (0, 200), (7, 200))
+        for size, status in sizes_of_one_head:
+            asked = client.ask(b"/x", method=b"POST", body=b"x" * size)
+            await client.flush()
+            answer = await client.wait_for(h2.events.ResponseReceived, asked)
+            assert dict(answer.headers)[b":status"] == b"%d" % status
+        assert called == ["/x"] * 3
+
+
+async def test_bodies_that_come_in_pieces_are_read(asking):
+    head = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+    head += b"Content-Type: application/json\r\n\r\n"
+    async with asking(app_of(same)) as asker:
+        for _ in range(3):
+            await asker.client.send_all(head + b"1\r\n1\r\n0\r\n\r\n")
+            assert tuple(await asker.read()) == (200, 1)
+        large = b" " * 200_000 + b"2"
+        for _ in range(3):
+            assert tuple(await asker.ask(large)) == (200, 2)
+
+
+async def test_streams_and_whole_requests_are_the_applications(asking):
+    async def stream(items: list[int]):
+        yield items
+
+    async def whole(items: list[Request]) -> list[str]:
+        return [item.method for item in items]
+
+    app = app_of(whole)
+    app.endpoint("/stream", name="stream", methods=("POST",))(stream)
+    async with asking(app) as asker:
+        for _ in range(4):
+            assert tuple(await asker.ask(b"1")) == (200, "POST")
+        for _ in range(4):
+            asked = request("/stream", method="POST", body=b"1", close=True)
+            answer = await asker.server.talk(asked)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert b"1" in answer.partition(b"\r\n\r\n")[2]
+
+
+async def test_an_answer_to_head_has_no_body(asking):
+    app = shoal.App()
+    app.endpoint("/x", name="x", methods=("GET",))(same)
+    asked = request("/x", method="HEAD", body=b"1")
+    async with asking(app) as asker:
+        for _ in range(3):
+            await asker.client.send_all(asked)
+            received = await read_until(asker.client, b"\r\n\r\n")
+            assert received.startswith(b"HTTP/1.1 200 ")
+            assert received.endswith(b"\r\n\r\n")
+
+
+async def test_a_backend_that_is_deleted_is_freed(asking):
+    app = app_of(same)
+    async with asking(app) as asker:
+        controller = app.controller
+        await controller.create_backend("large", other)
+        await controller.set_traffic("x", {"large": 1.0})
+        assert tuple(await asker.ask_without(b"1")) == (200, -1)
+        batcher = weakref.ref(controller.backends["large"].method_batchers["__call__"])
+        await controller.set_traffic("x", {"x": 1.0})
+        await controller.delete_backend("large")
+        await asker.ask(b"10")  # another head
+        gc.collect()
+        assert batcher() is None
+
+
+class Exits(BatchObserver):
+    def request_left(self, *_):
+        raise SystemExit(3)
+
+
+async def test_an_observer_that_exits_fails_the_call_alone(asking, held):
+    app = app_of(held, max_batch_size=1, max_queued_requests=0)
+    app.observers.add(Exits())
+    async with asking(app) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        async with await asker.server.connect() as other:
+            await other.send_all(request("/x", method="POST", body=b"2"))
+            await until(lambda: statistics(app, "x").running)
+            assert (await asker.ask(b"3")).status == 500
+            held.go.set()
+            await read_until(other, b"\r\n\r\n2")
+        assert tuple(await asker.ask(b"4")) == (200, 4)
+
+
+async def test_nothing_new_begins_once_the_server_cuts_off_its_calls(asking, held):
+    async with asking(app_of(held), graceful_timeout_s=0.2) as asker:
+        held.go.set()
+        await asker.ask_without(b"1")
+        held.go = anyio.Event()
+        async with await asker.server.connect() as other:
+            await other.send_all(request("/x", method="POST", body=b"2"))
+            await until(lambda: held.batches[-1] == [2])
+            asker.server.stop.set()
+            assert (await read_until(other, b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            held.go.set()
+            assert (await asker.ask(b"3")).status == 503
+    assert held.batches[-1] == [2]

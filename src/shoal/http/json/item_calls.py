@@ -18,17 +18,20 @@ from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT
 from shoal.core.request import UNDER_WAY, State
+from shoal.failures.exceptions import is_of_a_signal, own_copy
 from shoal.failures.held import held
 from shoal.http.json.payload import Received
 from shoal.http.requests.call import OF_CALLS, HttpMetadata
 from shoal.http.requests.dispatch import Page, RouteDispatcher
 from shoal.http.requests.exchange import ASKS_FOR_JSON, JSON
 from shoal.http.requests.plain import ALWAYS_JSON, encoded, is_large_array
+from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +76,8 @@ def lend(
         and not exchange.scope.get("path_params")
     ):
         read_body = partial(read, Received(headers, exchange.options))
-        lent = partial(ItemCalls, calls, batcher, codec, read_body, decoder)
+        # Weak: a server keeps it for longer than a backend may live.
+        lent = partial(ItemCalls, calls, ref(batcher), codec, read_body, decoder)
         exchange.lend(lambda shared: lent(shared).begin)
 
 
@@ -82,7 +86,7 @@ class ItemCalls:
     """Begins the calls of one endpoint for one head of requests; lent to the server."""
 
     calls: EndpointCalls
-    batcher: MethodBatcher
+    batcher: ref[MethodBatcher]
     codec: Codec
     # Makes an item of a body, for the number 0; raises only `Exception`s.
     read_body: Callable[[bytes], Any]
@@ -91,11 +95,12 @@ class ItemCalls:
     shared: SharedParts
 
     def begin(self, served: ItemRequest, decoder: int, given: Any) -> ItemCall | None:
-        endpoint, batcher = self.calls.endpoint, self.batcher
-        backend, entry = endpoint.only, batcher.entry
+        endpoint, batcher = self.calls.endpoint, self.batcher()
+        backend, entry = endpoint.only, None if batcher is None else batcher.entry
         if (
             self.shared.bare_app is None
             or backend is None
+            or batcher is None
             or endpoint.shadows
             or backend.method_batchers.get("__call__") is not batcher
             or batcher.converters is not None
@@ -120,6 +125,7 @@ class ItemCall:
         *("_began_at", "_calls", "_decoder", "_error", "_id", "_intake", "_request", "_served"),
     )
 
+    @holds_ctrl_c
     def __init__(
         self, calls: ItemCalls, served: ItemRequest, entry: Entry, decoder: int, given: Any
     ) -> None:
@@ -140,8 +146,11 @@ class ItemCall:
             now, metadata = intake.now(), HttpMetadata(calls.calls.name, self)
             options = entry.options_factory.of(item, CallOptions(timeout_s, metadata), now)
             self._request = intake.enter(item, options, now, served)
-        except Exception as error:  # such as a body that does not fit, or a full queue
-            self._error = error
+        except BaseException as error:  # such as a body that does not fit, or a full queue
+            if is_of_a_signal(error):
+                raise
+            # An observer may raise anything when a full queue refuses the call.
+            self._error = error if isinstance(error, Exception) else own_copy(error, "the code")
             served.wake()
 
     # As the caller in the metadata.
@@ -158,9 +167,11 @@ class ItemCall:
 
     def leave(self) -> None:
         request = self._request
-        if request is not None and request.state in UNDER_WAY:
+        if request is not None:
+            is_under_way = request.state in UNDER_WAY
             self._intake.abandon(request)
-            self._served.wake()
+            if is_under_way:
+                self._served.wake()
 
     def answer(self) -> tuple[list[tuple[bytes, bytes]], Any] | None:
         request = self._request
@@ -179,7 +190,8 @@ class ItemCall:
         """Returns JSON, or an array for a front end with a decoder; None for other results."""
         if type(result) in ALWAYS_JSON:
             try:
-                return _encoded(result)
+                # The user's serializers may run, and set context variables.
+                return copy_context().run(_encoded, result)
             except Exception:  # it will be raised again where it is handled
                 return None
         return result if self._decoder and is_large_array(result) else None
@@ -191,6 +203,7 @@ class ItemCall:
 
     def _count(self, status: int) -> None:
         self._request = None  # its metadata refers to this
+        self._error = None  # its traceback holds this
         calls = self._calls
         took_s = calls.shared.now() - self._began_at
         calls.shared.times.count(calls.calls.name, calls.calls.protocol, status, took_s)
