@@ -58,6 +58,13 @@ class Asker:
                 return answer
             await anyio.sleep(0.005)  # the worker builds the decoder in a thread
 
+    async def ask_and_hold(self, held):
+        """Asks until the application was not called; its handler is held from then on."""
+        held.go.set()
+        await self.ask_without(b"1")
+        held.go = anyio.Event()
+        held.batches.clear()
+
     async def calls_app(self, body, path="/x", *headers):
         """Asks some more times; returns whether the application is called each time."""
         before = len(self._called)

@@ -35,6 +35,9 @@ TRACE: Final = "shoal.trace"
 SERVER: Final = "shoal.server"
 
 
+# Protocols, since neither a server nor an application imports the other.
+
+
 class ItemRequest(Protocol):
     """A request that a front end has forwarded whole; the waiter of its call."""
 

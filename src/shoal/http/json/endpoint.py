@@ -37,7 +37,6 @@ from starlette.responses import FileResponse, Response
 
 from shoal.asgi.headers import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
-from shoal.failures.held import held
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decompressed
 from shoal.http.json.decoder import description_of, may_be_decoded_early
@@ -229,7 +228,7 @@ class JsonCodec(Codec):
         self._description: bytes | None = None
         self.decoder = 0  # its number, once it was described
         # Makes an item of a body without its request; None if it can't.
-        self.read_alone = held(self._read) if self.takes in ("json", "array", "bytes") else None
+        self.read_alone = self._read if self.takes in ("json", "array", "bytes") else None
 
     def description(self, options: HttpOptions) -> bytes | None:
         """Returns how a front end can decode items; None if it can't."""

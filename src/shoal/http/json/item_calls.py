@@ -24,14 +24,12 @@ from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.histogram import LEFT
 from shoal.core.request import UNDER_WAY, State
-from shoal.failures.exceptions import is_of_a_signal, own_copy
 from shoal.failures.held import held
 from shoal.http.json.payload import Received
 from shoal.http.requests.call import OF_CALLS, HttpMetadata
 from shoal.http.requests.dispatch import Page, RouteDispatcher
 from shoal.http.requests.exchange import ASKS_FOR_JSON, JSON
 from shoal.http.requests.plain import ALWAYS_JSON, encoded, is_large_array
-from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +69,6 @@ def lend(
         and not exchange.wants_no_body
         and exchange.options.server_timing == "never"
         and headers.get(b"accept") in ASKS_FOR_JSON
-        and b"content-encoding" not in headers
         and headers.keys().isdisjoint(_OF_ONE_REQUEST)
         and not exchange.scope.get("path_params")
     ):
@@ -85,17 +82,17 @@ def lend(
 class ItemCalls:
     """Begins the calls of one endpoint for one head of requests; lent to the server."""
 
-    calls: EndpointCalls
+    endpoint_calls: EndpointCalls
     batcher: ref[MethodBatcher]
     codec: Codec
-    # Makes an item of a body, for the number 0; raises only `Exception`s.
+    # Makes an item of a body, for the number 0.
     read_body: Callable[[bytes], Any]
     # The number of the front end's decoder that makes items too.
     decoder: int
     shared: SharedParts
 
     def begin(self, served: ItemRequest, decoder: int, given: Any) -> ItemCall | None:
-        endpoint, batcher = self.calls.endpoint, self.batcher()
+        endpoint, batcher = self.endpoint_calls.endpoint, self.batcher()
         backend, entry = endpoint.only, None if batcher is None else batcher.entry
         if (
             self.shared.bare_app is None
@@ -125,33 +122,34 @@ class ItemCall:
         *("_began_at", "_calls", "_decoder", "_error", "_id", "_intake", "_request", "_served"),
     )
 
-    @holds_ctrl_c
     def __init__(
         self, calls: ItemCalls, served: ItemRequest, entry: Entry, decoder: int, given: Any
     ) -> None:
         self._calls = calls
         self._served = served
         self._decoder = decoder
-        self._intake = intake = entry.intake
+        self._intake = entry.intake
         self._began_at = calls.shared.now()
         self._id = calls.shared.new_id()
         self._request: Request | None = None
         self._error: Exception | None = None
+        try:
+            self._request = self._entered(entry, given)
+        except Exception as error:  # such as a body that does not fit, or a full queue
+            self._error = error
+            served.wake()
+
+    @held
+    def _entered(self, entry: Entry, given: Any) -> Request:
+        # The user's validators may run, and set context variables; observers if it is refused.
+        calls, intake = self._calls, self._intake
+        item = given if self._decoder else copy_context().run(calls.read_body, given)
         timeout_s = entry.options.request_timeout_s
         if timeout_s is None:
-            timeout_s = calls.calls.options.answer_timeout_s
-        try:
-            # The user's validators may run, and set context variables.
-            item = given if decoder else copy_context().run(calls.read_body, given)
-            now, metadata = intake.now(), HttpMetadata(calls.calls.name, self)
-            options = entry.options_factory.of(item, CallOptions(timeout_s, metadata), now)
-            self._request = intake.enter(item, options, now, served)
-        except BaseException as error:  # such as a body that does not fit, or a full queue
-            if is_of_a_signal(error):
-                raise
-            # An observer may raise anything when a full queue refuses the call.
-            self._error = error if isinstance(error, Exception) else own_copy(error, "the code")
-            served.wake()
+            timeout_s = calls.endpoint_calls.options.answer_timeout_s
+        now, metadata = intake.now(), HttpMetadata(calls.endpoint_calls.name, self)
+        options = entry.options_factory.of(item, CallOptions(timeout_s, metadata), now)
+        return intake.enter(item, options, now, self._served)
 
     # As the caller in the metadata.
 
@@ -204,9 +202,9 @@ class ItemCall:
     def _count(self, status: int) -> None:
         self._request = None  # its metadata refers to this
         self._error = None  # its traceback holds this
-        calls = self._calls
-        took_s = calls.shared.now() - self._began_at
-        calls.shared.times.count(calls.calls.name, calls.calls.protocol, status, took_s)
+        shared, calls = self._calls.shared, self._calls.endpoint_calls
+        took_s = shared.now() - self._began_at
+        shared.times.count(calls.name, calls.protocol, status, took_s)
 
     async def finish(self, scope: Scope, receive: Receive, send: Send) -> None:
         await RouteDispatcher(self._calls.shared).dispatch(
@@ -214,7 +212,7 @@ class ItemCall:
         )
 
     async def _respond(self, exchange: Exchange) -> None:
-        exchange.calls, exchange.id = self._calls.calls, self._id
+        exchange.calls, exchange.id = self._calls.endpoint_calls, self._id
         exchange.began_at = self._began_at
         request, self._request = self._request, None
         try:
