@@ -225,6 +225,42 @@ async def test_the_traffic_may_move_while_the_body_is_fetched(app):
         assert app.controller.endpoints["m"].requests == 1
 
 
+class Forwarded:
+    """A request that a front end has forwarded whole."""
+
+    ended = False
+
+    def wake(self):
+        self.ended = True
+
+    def done(self):
+        return False
+
+
+async def test_a_lent_endpoint_takes_no_item_of_an_earlier_decoder(app):
+    app.backend("one", named)
+    app.route("m", backend="one", path="/m")
+    decoders, begins = [], []
+    async with app.lifespan():
+        call = Call(app, "/m", item=1)
+        call.scope["extensions"] = {
+            DECODED: {
+                "receive": call._receive,
+                "send": None,
+                "decoded": None,
+                "teach": lambda number, description: decoders.append(number),
+                "lend": lambda application, begin: begins.append(begin),
+            }
+        }
+        await call.run()
+        [decoder], [begin], forwarded = decoders, begins, Forwarded()
+        assert begin(forwarded, decoder + 1, "1") is None
+        begun = begin(forwarded, decoder, 1)
+        await settle()
+        assert forwarded.ended
+        assert begun.answer()[1] == b'"one"'
+
+
 async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
     async with up() as (app, client, _stage):
         call = Call(app, "/e", body=b"1", headers=[JSON], whole=False)
