@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import weakref
 
 import anyio
 import h2.events
@@ -437,3 +438,23 @@ async def test_nothing_is_put_before_an_answer_has_begun_or_after_its_end():
             await settle()
             body = client.wire.sent.partition(b"\r\n\r\n")[2]
             assert body == b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_heartbeat_ends_with_its_response(is_whole):
+    calls = []
+
+    async def app(scope, receive, send):
+        offered = scope["extensions"]["shoal.disconnect"]
+        calls.append(weakref.ref(offered))
+        offered["heartbeat"](2, b"beat")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if not is_whole:
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async with serving(app) as server:
+        server.connect().say(asked("/"))
+        await settle()
+        await anyio.sleep(2 if is_whole else 0)  # a whole response leaves it until its next beat
+        assert calls[0]() is None

@@ -67,7 +67,7 @@ class ServedCall(Mapping[str, Any]):
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets a callback for a disconnect, or a call cut off; it must not raise or block."""
         self._on_left = callback
-        if callback is not None and (self.is_over or self._is_cut_off):
+        if (self.is_over or self._is_cut_off) and callback is not None:
             self._on_left = None
             callback()
 

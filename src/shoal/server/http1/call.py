@@ -68,7 +68,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class CallConnection(Protocol):
-    received: bytes | bytearray
+    received: bytes
     shared: Shared
     bell: Bell
     transport: Transport | TlsTransport
@@ -114,11 +114,11 @@ class Http1Call(ServedCall):
         # `is_detached`: the connection continues without waiting for the application.
         self.is_over = self.is_detached = False
         # The result of `answer_head`, once the application has begun its response.
-        self._head: tuple[bytes, int | None, bool] | None = None
+        self._head: Any = None
         self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
         rest = connection.received[parser.size :]
         if len(rest) == parser.length:
-            self._unread = bytes(rest)
+            self._unread = rest
             connection.received = b""
             return
         connection.received = rest
@@ -190,37 +190,37 @@ class Http1Call(ServedCall):
                 raise RuntimeError("the response is complete already")
             if not await self._has_sent_all():
                 return
-            has_sent = self._has_sent(b"", self._part(data, is_last=is_last), is_last=is_last)
-        elif not is_last:
-            lines = self._framed_head(*head)
-            has_sent = self._has_sent(lines, self._part(data, is_last=False), is_last=False)
-        else:
-            has_sent = self._has_sent_whole(head, data)
-        if not has_sent:
+        if not self._write(data, is_last=is_last):
             await self._sent()
 
-    def _has_sent_whole(self, head: tuple[bytes, int | None, bool], data: bytes) -> bool:
-        """Sends a whole response; returns the same as `_has_sent`."""
-        lines, length, closes = head
-        if not self._sends_body:
-            data = b""
-        elif length is None:
-            lines += b"\r\ncontent-length: %d" % len(data)
-        elif length != len(data):
-            raise RuntimeError(WRONG_LENGTH)
-        if closes or not self.keeps_alive or self._shared.is_draining or self._body:
-            lines += self._decide_keep_alive(closes=closes)
-        return self._has_sent(lines + END, data, is_last=True)
-
-    def _has_sent(self, lines: bytes, data: bytes, *, is_last: bool) -> bool:
-        """Sends bytes; returns whether the kernel has taken them all."""
+    def _write(self, data: bytes, *, is_last: bool) -> bool:
+        """Sends a part of the body, after the head if it is the first; returns if all is sent."""
         connection = self._connection
+        if self.has_begun:
+            lines, data = b"", self._part(data, is_last=is_last)
+        else:
+            lines, length, closes = self._head
+            if not self._sends_body:
+                data = b""
+            elif not is_last:
+                if length is None and self.line.is_http_1_1:
+                    self._is_chunked = True
+                    lines += b"\r\ntransfer-encoding: chunked"
+                elif length is None:  # the end of the connection is the end of the body
+                    self.keeps_alive = False
+                self._to_send = length
+                data = self._part(data, is_last=False)
+            elif length is None:
+                lines += b"\r\ncontent-length: %d" % len(data)
+            elif length != len(data):
+                raise RuntimeError(WRONG_LENGTH)
+            if closes or not self.keeps_alive or self._shared.is_draining or self._body:
+                lines += self._decide_keep_alive(closes=closes)
+            lines += END
         self.has_begun = True
         if is_last:
             self.is_complete = True
             self._on_left = None
-            if self._heartbeat is not None:
-                self._end_heartbeat()
             if connection.received or not self.keeps_alive:
                 self._shared.tasks.start_soon(connection.continue_without, self)
         if len(data) <= _JOINED:
@@ -249,10 +249,10 @@ class Http1Call(ServedCall):
         if self.line.method == "HEAD":  # only its headers can say the length
             return False
         if not self.is_over:
-            self._head = head = answer_head(status, headers)
+            self._head = answer_head(status, headers)
             if status in WITHOUT_BODY:
                 self._sends_body = False
-            self._has_sent_whole(head, body)
+            self._write(body, is_last=True)
         return True
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
@@ -267,7 +267,7 @@ class Http1Call(ServedCall):
         if self.has_begun and not self.is_complete:
             if self.log is not None:
                 self.log.note_size(len(data))
-            self._connection.send(self._part(data, is_last=False))
+            self._write(data, is_last=False)
 
     # The server's side.
 
@@ -290,7 +290,7 @@ class Http1Call(ServedCall):
     def _take_body(self) -> None:
         """Takes the received part of the body; raises `BadRequest` if it is malformed."""
         body, connection = self._body, self._connection
-        data, connection.received = bytes(connection.received), b""
+        data, connection.received = connection.received, b""
         if body is not None and data:
             part, rest = body.feed(data)
             self._received += len(part)
@@ -321,27 +321,18 @@ class Http1Call(ServedCall):
                 raise RuntimeError(WRONG_LENGTH)
         if self._heartbeat is not None:
             self._heartbeat.is_silent = False
+            if is_last:
+                self._end_heartbeat()
         if self._is_chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             return data + LAST_CHUNK if is_last else data
         return data if self._sends_body else b""
 
-    def _framed_head(self, lines: bytes, length: int | None, closes: bool) -> bytes:
-        """Returns the head of a response with a body in parts, and decides on its framing."""
-        if not self._sends_body:
-            pass
-        elif length is not None:
-            self._to_send = length
-        elif self.line.is_http_1_1:
-            self._is_chunked = True
-            lines += b"\r\ntransfer-encoding: chunked"
-        else:  # the end of the connection is the end of the body
-            self.keeps_alive = False
-        return lines + self._decide_keep_alive(closes=closes) + END
-
     def _beat(self, data: bytes) -> None:
-        if self.has_room():
+        if self.is_complete:  # a whole response, after which it was not ended
+            self._end_heartbeat()
+        elif self.has_room():
             self.put(data)
 
     def _end_heartbeat(self) -> None:

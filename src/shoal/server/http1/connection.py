@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.asgi.extensions import DISCONNECT, SERVER
 from shoal.asgi.headers import BadRequest
 from shoal.loops.parking import Bell
 from shoal.server.http1.call import Http1Call, error_answer
-from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
+from shoal.server.http1.head import HeadParser, find_end, scope_of, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.served_call import TaskState
 from shoal.server.timeouts import Timeout, time_to_send_s
 from shoal.server.transport import Receiver
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
-
     from shoal.server.shared import Shared
     from shoal.server.tls import TlsTransport
     from shoal.server.transport import Transport
@@ -61,7 +59,7 @@ class Http1Connection(Receiver):
         # task, once this has waited for a head.
         self.bell = Bell(shared.parking)
         self._parser = HeadParser(shared.options)
-        self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
+        self.received = b""  # neither parsed nor taken by a call
         self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
         # The input that the deadline is for, other than the next request of an idle connection.
@@ -70,7 +68,7 @@ class Http1Connection(Receiver):
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self._scope: Scope = {}  # the result of `scope_at` for the last request
+        self._scope: dict[str, Any] = {}  # of the last head; each request gets a copy
         self._peer = host_and_port(transport.peer)
         self._name = host_and_port(transport.name)
 
@@ -104,8 +102,6 @@ class Http1Connection(Receiver):
             return
         if self.received:
             self._awaited = ""
-            if type(self.received) is bytes:
-                self.received = bytearray(self.received)
             self.received += data
             if len(self.received) >= _MOST_HELD:
                 self.transport.pause()
@@ -184,17 +180,15 @@ class Http1Connection(Receiver):
                 else:
                     await park(bell)
             # No variable refers to the received bytes, so that a waiting task does not keep them.
-            if not (parser.last and self.received.startswith(parser.last)):
+            if not self.received.startswith(parser.last):
                 await self._read_head()
                 if self._is_ending:
                     break
             self._call = call = Http1Call(self, parser)
-            scope: Scope = {
-                **self._scope,
-                "headers": list(parser.headers),
-                "state": shared.state.copy(),
-                "extensions": {SERVER: shared.counts, DISCONNECT: call},
-            }
+            scope = self._scope.copy()
+            scope["headers"] = parser.headers.copy()
+            scope["state"] = shared.state.copy()
+            scope["extensions"] = {SERVER: shared.counts, DISCONNECT: call}
             if proxies is not None:
                 proxies.complete(scope)
             if is_logged:
@@ -270,7 +264,7 @@ class Http1Connection(Receiver):
                 data = self.received
                 end = find_end(data, parser.options.max_head_bytes, searched)
                 if end >= 0:
-                    self._take_head(bytes(data), end)
+                    self._take_head(data, end)
                     return
                 searched = len(data)
                 left_s = self._began_at + parser.options.head_timeout_s - shared.timeouts.now()
@@ -292,9 +286,8 @@ class Http1Connection(Receiver):
         if is_websocket:
             self._switch(data[end:], parser)
             return
-        line = parser.line
-        version = "1.1" if line.is_http_1_1 else "1.0"
-        self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
+        version = "1.1" if parser.line.is_http_1_1 else "1.0"
+        self._scope = scope_of(shared, self._peer, self._name, "http", version, parser)
 
     def _switch(self, received: bytes, parser: HeadParser | None = None) -> None:
         """Passes the transport to a connection that speaks another protocol."""

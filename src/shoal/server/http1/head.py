@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from shoal.asgi.extensions import SERVER
 from shoal.asgi.headers import BadRequest
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ _LONGEST_LINE: Final = 256
 
 
 class HeadParser:
-    last: bytes  # the head that the other attributes describe; empty if it is not kept
+    # The head that the other attributes describe. If it is not kept, `()`: no data starts with it.
+    last: bytes | tuple[()]
     size: int  # of that head
     line: RequestLine
     headers: list[tuple[bytes, bytes]]  # in lower case; requests with one head share it
@@ -90,14 +92,14 @@ class HeadParser:
         self.forget()
 
     def forget(self) -> None:
-        self.last = b""
+        self.last = ()
         self.line = NO_LINE
 
     def parse(self, head: bytes) -> None:
         """Parses a whole head; raises `BadRequest` if it is malformed, long or ambiguous."""
         if head == self.last:
             return
-        self.last = b""
+        self.last = ()
         self.size = len(head)
         self.headers = []
         self.length = self._hosts = 0
@@ -244,7 +246,7 @@ def _line(method: str, target: bytes, *, is_http_1_1: bool) -> RequestLine:
     )
 
 
-def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
+def find_end(data: bytes, longest: int, searched: int = 0) -> int:
     """Returns the index after a head's empty line; -1 if the data has no whole head."""
     # The first `searched` bytes contain no end. Raises BadRequest if the head is too long already,
     # or can't become valid.
@@ -288,15 +290,16 @@ def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes,
     return path, [(b"host", host), *(header for header in headers if header[0] != b"host")]
 
 
-def scope_at(
+def scope_of(
     shared: Shared,
     peer: tuple[str, int] | None,
     name: tuple[str, int] | None,
     kind: str,
     version: str,
-    line: RequestLine,
-) -> Scope:
-    """Returns the part of a scope that requests with the same head share."""
+    parser: HeadParser,
+) -> dict[str, Any]:
+    """Returns a new scope of the request that a parser has parsed last."""
+    line = parser.line
     return {
         "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -309,6 +312,9 @@ def scope_at(
         "root_path": "",
         "client": peer,
         "server": name,
+        "headers": parser.headers.copy(),
+        "state": shared.state.copy(),
+        "extensions": {SERVER: shared.counts},
     }
 
 

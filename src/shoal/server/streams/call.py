@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio.lowlevel
 
-from shoal.asgi.extensions import DISCONNECT, SERVER
+from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.headers import FRAMING, WRONG_LENGTH, length_of
 from shoal.loops.parking import Bell
 from shoal.server.http1.call import status_line
-from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
 from shoal.server.served_call import SENDS_WITHOUT_CHECKPOINT, ServedCall
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
 
-    from shoal.server.http1.head import Headers, HeadParser
+    from shoal.server.http1.head import Headers
     from shoal.server.shared import Shared
     from shoal.server.streams.connection import StreamConnection
 
@@ -226,14 +225,3 @@ class AppCall(ServedCall):
         self.is_complete = True
         self._on_left = None
         self._bell.ring()
-
-
-def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
-    """Returns a new scope of the request that a parser has parsed last."""
-    at = wire.connection
-    return {
-        **scope_at(at.shared, at.peer, at.name, kind, version, parser.line),
-        "headers": list(parser.headers),
-        "state": at.shared.state.copy(),
-        "extensions": {SERVER: at.shared.counts},
-    }

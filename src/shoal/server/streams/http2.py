@@ -33,8 +33,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from shoal.asgi.headers import PROBLEM_JSON, BadRequest
-from shoal.server.http1.head import HeadParser, scope_of_refused
-from shoal.server.streams.call import scope_of
+from shoal.server.http1.head import HeadParser, scope_of, scope_of_refused
 from shoal.server.streams.connection import StreamConnection
 from shoal.server.streams.http2_head import HeadDecoder, check_trailers, read_head
 from shoal.server.streams.http2_stream import Http2Call, Http2Stream
@@ -215,7 +214,7 @@ class Http2Connection(StreamConnection):
             has_length = any(name == b"content-length" for name, _ in parser.headers)
             length = parser.length if has_length else None
             call = Http2Call(stream, parser.line.method, length, has_body=has_body)
-            scope = scope_of("http", "2", parser, stream)
+            scope = scope_of(self.shared, self.peer, self.name, "http", "2", parser)
         self._streams[stream_id] = _Open(stream, call)
         self.calls.add(call)
         self.spawn(call.run, scope)

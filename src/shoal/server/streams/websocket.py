@@ -21,8 +21,9 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
 from shoal.asgi.headers import FRAMING, BadRequest, length_of
+from shoal.server.http1.head import scope_of
 from shoal.server.log_errors import contained
-from shoal.server.streams.call import AppCall, scope_of
+from shoal.server.streams.call import AppCall
 from shoal.server.timeouts import BodyTimeout
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class WebSocketCall(AppCall):
         self._on_drain: Callable[[], object] | None = None
 
     def scope(self, version: str, parser: HeadParser) -> Scope:
-        scope = scope_of("websocket", version, parser, self._wire)
+        at = self._connection
+        scope = scope_of(at.shared, at.peer, at.name, "websocket", version, parser)
         del scope["method"]
         scope["scheme"] = "wss" if scope["scheme"] == "https" else "ws"
         scope["subprotocols"] = self._subprotocols
