@@ -203,11 +203,10 @@ class Http1Call(ServedCall):
             if not self._sends_body:
                 data = b""
             elif not is_last:
+                # Without a length, HTTP/1.0 has only the end of the connection.
                 if length is None and self.line.is_http_1_1:
                     self._is_chunked = True
                     lines += b"\r\ntransfer-encoding: chunked"
-                elif length is None:  # the end of the connection is the end of the body
-                    self.keeps_alive = False
                 self._to_send = length
                 data = self._part(data, is_last=False)
             elif length is None:
