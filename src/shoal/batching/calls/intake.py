@@ -8,7 +8,6 @@ wakes the slot that waits for requests. Each caller waits for its result on its 
 from __future__ import annotations
 
 from contextvars import copy_context
-from itertools import repeat
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -90,7 +89,13 @@ class Intake:
         """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
             self.refuse_blocked()
-        request = self.new_request(item, options, waiter, now)
+        request = Request()
+        request.item = item
+        request.waiter = waiter
+        request.arrived_at = now
+        request.context = copy_context()
+        request.options = options
+        request.error = request.batch = None
         former = self.former
         if former.live >= former.unchecked_below:
             self._check_and_renew(request)
@@ -135,14 +140,18 @@ class Intake:
         """Adds all requests or none; their common waiter must be awaited at once."""
         self.check_loop()
         self.refuse_blocked()
-        waiter = GroupWaiter(self.parking, len(items))
-        former = self.former
+        former, waiter = self.former, GroupWaiter(self.parking, len(items))
         if options is None and former.live + len(items) <= former.unchecked_below:
-            return self._enter_alike(items, waiter)
+            requests = self.requests_of(items, waiter, self.now())
+            for request in requests:
+                request.state = QUEUED
+            if former.arrive_all(requests):
+                self.ring()
+            return requests
         self.adopt()
-        now = self.now()
-        pairs = zip(items, options or repeat(None), strict=False)
-        requests = [self.new_request(item, asked, waiter, now) for item, asked in pairs]
+        requests = self.requests_of(items, waiter, self.now())
+        for request, given in zip(requests, options or (), strict=False):
+            request.options = given
         first = requests[0]
         if first.deadline is not None and first.deadline <= first.arrived_at:
             raise self.late(requests)
@@ -158,35 +167,20 @@ class Intake:
     def enter_parts(self, parts: Sequence[Part]) -> list[Request]:
         return self.enter_group([part.item for part in parts], [part.options for part in parts])
 
-    def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
-        """Adds requests that have only an item to the queue, which has room for them."""
-        now = self.now()
+    @staticmethod
+    def requests_of(items: Iterable[Any], waiter: Any, now: float) -> list[Request]:
+        """Makes requests with a common waiter, which have no state until they are accepted."""
         context = copy_context()
         requests: list[Request] = []
-        for item in items:  # new_request, inlined: 23 % of `map`
+        for item in items:  # as in `enter`, without a call for each: 23 % of `map`
             request = Request()
             request.item = item
             request.waiter = waiter
             request.arrived_at = now
             request.context = context
             request.options = request.error = request.batch = None
-            request.state = QUEUED
             requests.append(request)
-        if self.former.arrive_all(requests):
-            self.ring()
         return requests
-
-    def new_request(
-        self, item: Any, options: RequestOptions | None, waiter: Any, now: float
-    ) -> Request:
-        request = Request()
-        request.item = item
-        request.waiter = waiter
-        request.arrived_at = now
-        request.context = copy_context()
-        request.options = options
-        request.error = request.batch = None
-        return request
 
     def _check_and_renew(self, request: Request) -> None:
         """Checks a request's loop and deadline; computes its options under the current ones."""

@@ -113,7 +113,8 @@ class Sharing:
         intake = self._intake
         intake.refuse_blocked()
         key = self._key(item, options)
-        request = intake.new_request(item, options, waiter, now)
+        [request] = intake.requests_of((item,), waiter, now)
+        request.options = options
         value = self._results.get(key, _MISSING) if self._cache is not None else _MISSING
         if value is not _MISSING:
             self._counters.cache_hits += 1
