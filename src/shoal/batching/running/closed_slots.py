@@ -75,7 +75,10 @@ class ClosedSlots(Slots[Run]):
                     batch = self._full_batch(ended_at)
             if batch is not None:
                 continue
-            self._report_idle()
+            if self._capacity is None or former.parked:
+                self._report_idle()
+            else:  # reported when the handler gave it back, but then the batch was still there
+                self.report_change()
             if in_a_row > 1 or former.live or former.regathering.rounds:
                 # Other tasks have their turn. Callers among them may call again, and a batch that
                 # is not full should include those calls.
@@ -102,10 +105,12 @@ class ClosedSlots(Slots[Run]):
     async def _next_batch(self) -> Batch | None:
         """Waits for the next batch; returns None when this slot is not needed any more."""
         former = self.former
-        free_at = self.parking.now()
+        free_at: float | None = None
         passes_left = _PASSES if former.regathering.is_on else 0
         while self._count <= self._most:
             now = self.parking.now()
+            if free_at is None:
+                free_at = now
             if self.intake.timers.asleep_until <= now:
                 # Otherwise a request could be dispatched in the tick in which it expires.
                 self.intake.expire_due()
@@ -113,7 +118,7 @@ class ClosedSlots(Slots[Run]):
             if isinstance(decision, Dispatch):
                 if self._capacity is not None and self._capacity.is_full():
                     await self._listen(None)
-                    free_at = self.parking.now()
+                    free_at = None
                     continue
                 may_grow = former.live < self._last_size and decision.reason in WINDOW_ENDED
                 if may_grow and passes_left:

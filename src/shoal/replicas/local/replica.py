@@ -100,7 +100,10 @@ class LocalReplica(Replica):
         if handler.threaded:
             job = Job(lambda: _as_plain(handler.plain_results(items)))
             return await self._in_thread(job, calls=InnerCalls())
-        return await self._work.run_batch(_results(handler, items))
+        results = await self._work.run_batch(handler.results(items))
+        if results.__class__ is list:
+            return results
+        return await self._work.run_batch(_converted(results))
 
     @holds_ctrl_c
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
@@ -350,9 +353,8 @@ class LocalReplica(Replica):
             raise self.instance.description.has_no(method) from None
 
 
-async def _results(handler: Handler, items: list[Any]) -> Any:
-    results = await handler.results(items)
-    return results if results.__class__ is list else _as_plain(results)
+async def _converted(results: Any) -> Any:
+    return _as_plain(results)
 
 
 async def _step(steps: AsyncGenerator[Any, None]) -> Any:

@@ -166,8 +166,8 @@ class PoolCapacity:
         self.on_change: Callable[[], None] = lambda: None
 
     def is_full(self) -> bool:
-        if self.free:
-            self._pool.choose(self.size)  # replicas that have died leave the pool
+        for dead in [one for one in self.members if not one.replica.takes_work]:
+            self._pool.withdraw(dead)
         if not self.free:
             self._pool.enqueue(self)
             return True
