@@ -134,7 +134,7 @@ class FixedQueue:
         self._options = shoal.BatchOptions(**{**PLAIN, **options})
         self._factory = RequestOptionsFactory("a queue", self._options)
         self._former = Former(self._options)
-        self._former.reform(idle_slots=0)
+        self._former.idle_slots = 0
         self._random = random.Random(SEED)
         self._now = 0.0
         self._add(length)

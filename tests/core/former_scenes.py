@@ -41,7 +41,7 @@ def new(
 def queue(*requests: Request, idle: int = 1, **options: Any) -> Former:
     """Makes a queue and admits requests to it."""
     former = Former(BatchOptions.of(options))
-    former.reform(idle_slots=idle)
+    former.idle_slots = idle
     admit(former, *requests)
     return former
 

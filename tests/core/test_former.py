@@ -142,7 +142,7 @@ def test_a_slot_is_woken_once_for_requests_that_come_together() -> None:
 def test_a_request_must_leave_by_the_run_times_measured_meanwhile(calm_before: bool) -> None:
     former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}))
     former.batches[Batch(1, DispatchReason.FULL, [])] = 0.0
-    former.reform(idle_slots=1)
+    former.idle_slots = 1
     former.model.observe(1, 1.0)
     admit(former, new())
     former.decide(0.0)
@@ -264,7 +264,7 @@ def test_a_request_that_is_queued_again_is_shed_by_its_arrival(
     bound: Any = {"max_queued_requests": 4, "overload": overload, "priority_levels": 2}
     former = queue(new(0, priority=2), max_batch_size=1, **bound)
     (back,) = take(former)
-    former.reform(idle_slots=0)
+    former.idle_slots = 0
     admit(former, *others)
     if sheds_before:
         assert former.admit(new(5)).victim in others

@@ -22,7 +22,7 @@ class Loop:
         self.batches = self.former.batches
         self.now = 0.0
         self.in_order = True  # whether the requests of a batch are in order of arrival
-        self.former.reform(idle_slots=1)
+        self.former.idle_slots = 1
         self.numbers = 0
         self.come(callers)
 
@@ -47,7 +47,7 @@ class Loop:
         for request in requests:
             request.state = State.RUNNING
         self.batches[batch] = self.now
-        self.former.reform(idle_slots=0)
+        self.former.idle_slots = 0
         self.now += lasts_s / 2
         self.come(late)
         self.now += lasts_s / 2
@@ -63,7 +63,7 @@ class Loop:
         running = len(self.batches)
         members = batch.members if self.in_order else batch.members[::-1]
         self.former.regathering.ended(members, run_s, self.now, self.former.calls, running)
-        self.former.reform(idle_slots=1)
+        self.former.idle_slots = 1
 
     def learn(
         self, rounds: int = 16, *, lasts_s: float = 1.0, back_s: float = 0.001, away: int = 0
@@ -351,7 +351,7 @@ def test_a_window_that_is_longer_than_the_return_ends_as_before():
 
 def test_slots_without_limit_wait_for_nobody():
     loop = learned(max_concurrent_batches=None)
-    loop.former.reform(idle_slots=math.inf)
+    loop.former.idle_slots = math.inf
     loop.come(1)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 

@@ -158,6 +158,8 @@ class OpenSlots(Slots[OpenRun]):
             for batch, joining in self._joinings.items()
         )
 
-    def _open_room(self) -> Amount:
+    def _report_idle(self) -> None:
         rooms = [joining.room for joining in self._joinings.values()]
-        return Amount(sum(room.requests for room in rooms), sum(room.cost for room in rooms))
+        requests, cost = (sum(each) for each in zip(NOTHING, *rooms, strict=True))
+        self.former.open_room = Amount(requests, cost)
+        super()._report_idle()

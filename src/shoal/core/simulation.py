@@ -334,8 +334,8 @@ class SimulatedBatcher:
         self._call_again(now)
 
     def _report_idle(self, now: float) -> None:
-        self._idle = self._options.slots - len(self._since)
-        if self._former.reform(idle_slots=self._idle):
+        self._former.idle_slots = self._idle = self._options.slots - len(self._since)
+        if self._former.reform():
             self._ring(now)
 
     def _ring(self, now: float) -> None:

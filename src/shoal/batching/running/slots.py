@@ -37,7 +37,6 @@ from shoal.batching.current import calls_from_thread
 from shoal.batching.running.run import Run
 from shoal.core.events import BatchRecord
 from shoal.core.policies.sizing import load_of
-from shoal.core.queue import NOTHING, Amount
 from shoal.core.request import Batch, DispatchReason, Request, State
 from shoal.errors import RetryLater
 from shoal.failures.exceptions import is_cancellation
@@ -134,6 +133,7 @@ class Slots(ABC, Generic[RunT]):
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
+        self._new_ids = self.counters.observers.batch_ids[intake.name]
         # Set when the batcher drains or begins to close; handlers can check it.
         self.draining = anyio.Event()
         # The coroutines of the slots' tasks, by the slots' scopes. Cancelling a scope does not
@@ -373,7 +373,7 @@ class Slots(ABC, Generic[RunT]):
         return self.bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        self._last_id = next(self.counters.observers.batch_ids[self.intake.name])
+        self._last_id = next(self._new_ids)
         former, options = self.former, self.former.options
         load: float | None = None
         if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:
@@ -406,14 +406,11 @@ class Slots(ABC, Generic[RunT]):
         idle = self._most - len(self.batches) if capacity is None else capacity.free
         if idle < 0:  # fewer are allowed than run
             idle = 0
-        open_room = self._open_room() if self._batches_are_open else NOTHING
-        if self.former.reform(idle_slots=idle, open_room=open_room):
+        self.former.idle_slots = idle
+        if self.former.parked and self.former.reform():
             self.bell.ring()
         if self.on_change is not None:
             self.on_change()
-
-    def _open_room(self) -> Amount:
-        return NOTHING
 
     def gets_no_more(self, batch: Batch) -> bool:
         """Returns whether no request will join an open batch: the queue ends, or its slot does."""

@@ -69,8 +69,11 @@ class Former:
         self.closed = False
         # The option `max_queued_requests`; infinity for None, 0 once it is `closed`. While fewer
         # requests than `unchecked_below` are queued, another one needs no check.
-        self.bound = self.unchecked_below = self._idle_slots = 0.0
-        self._open_room = NOTHING
+        self.bound = self.unchecked_below = 0.0
+        # How many slots are idle, infinity for no limit, and what open batches can take now; its
+        # callers keep them, and call `reform` after a change.
+        self.idle_slots = 0.0
+        self.open_room = NOTHING
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
         # Whether new options are pending until no batch is being collected.
@@ -145,21 +148,30 @@ class Former:
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
         """Removes a waiting request that has ended; returns whether the slot must be woken."""
         self._drop(request, state)
-        return (self.parked > 0 and self._admit_parked()) or self._wakes_always
+        return (self.parked > 0 and self.reform()) or self._wakes_always
 
     @property
     def _at_once(self) -> Amount:
         """Returns how much of the queue idle slots and open batches are about to take."""
         if self._is_limited:
             return NOTHING
-        return self.limit.times(self._idle_slots).plus(*self._open_room)
+        return self.limit.times(self.idle_slots).plus(*self.open_room)
 
-    def reform(self, *, idle_slots: float | None = None, open_room: Amount = NOTHING) -> bool:
+    def reform(self) -> bool:
         """Admits parked requests; returns whether the waiting slot must be woken."""
-        # `idle_slots` is None if their number has not changed, and infinity for no limit.
-        if idle_slots is not None:
-            self._idle_slots, self._open_room = idle_slots, open_room
-        return self.parked > 0 and self._admit_parked()
+        woken = False
+        while (request := self._parked.first()) is not None and self._fits(1, request.cost):
+            request.state = QUEUED
+            try:
+                woken = self.add(request) or woken
+            except BaseException:
+                request.state = PARKED  # so that it is found, and failed, later
+                raise
+            self._parked.pop()
+            self.parked -= 1
+            if self._control is not None:
+                self._control.note_admitted(request, self.live)
+        return woken
 
     def wake_always(self) -> None:
         """Makes every arrival and departure wake the slot from now on; for open batches."""
@@ -178,7 +190,7 @@ class Former:
         decision = self._policy.decide(now, pressure)
         if regathering.owed or regathering.has_waited:
             decision = regathering.decide(
-                decision, self._policy, now, self.live, self.calls, self._idle_slots
+                decision, self._policy, now, self.live, self.calls, self.idle_slots
             )
         if isinstance(decision, Dispatch):
             pressures.asleep_until = pressures.urgent_before = -math.inf
@@ -208,8 +220,7 @@ class Former:
         if not self._is_limited:
             return None
         self._is_limited = False
-        if self.parked:
-            self._admit_parked()
+        self.reform()
         decision = self.decide(now)
         if isinstance(decision, Dispatch):
             return decision._replace(reason=DispatchReason.LIMIT)
@@ -319,7 +330,7 @@ class Former:
         self.closed = self.pressures.draining = True
         self.bound = math.inf
         try:
-            self._admit_parked()
+            self.reform()
         finally:
             self.bound = self.unchecked_below = 0
 
@@ -395,21 +406,6 @@ class Former:
         self.parked += 1
         if self._control is not None:
             self._control.note_added(request, self.live)
-
-    def _admit_parked(self) -> bool:
-        woken = False
-        while (request := self._parked.first()) is not None and self._fits(1, request.cost):
-            request.state = QUEUED
-            try:
-                woken = self.add(request) or woken
-            except BaseException:
-                request.state = PARKED  # so that it is found, and failed, later
-                raise
-            self._parked.pop()
-            self.parked -= 1
-            if self._control is not None:
-                self._control.note_admitted(request, self.live)
-        return woken
 
     def _refiled(
         self, request: Request, describe: Callable[[Request], object]
