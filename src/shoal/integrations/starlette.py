@@ -39,7 +39,6 @@ from shoal.core.histogram import LEFT
 from shoal.errors import ShoalError, ShutDown
 from shoal.failures.exceptions import own_copy
 from shoal.http.json.stream_forms import form_for
-from shoal.http.requests.disconnects import Disconnects, WatchedClient
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.shared_parts import SharedParts
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 
     from starlette.background import BackgroundTask
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from shoal.core.counters import BatcherStatistics
 
@@ -64,7 +63,7 @@ _INTERNAL_ERROR: Final = 1011
 _TRY_AGAIN_LATER: Final = 1013
 
 # Those of the lifespan that was entered last in this event loop.
-_shared_disconnects: Final[RunVar[Disconnects | None]] = RunVar("shoal.disconnects", default=None)
+_of_lifespan: Final[RunVar[SharedParts | None]] = RunVar("shoal.shared_parts", default=None)
 
 
 @asynccontextmanager
@@ -78,13 +77,13 @@ async def lifespan(_app: object = None) -> AsyncGenerator[None]:
     Args:
         _app: The application, as Starlette, FastAPI and Litestar pass it; unused.
     """
-    disconnects, before = Disconnects(), _shared_disconnects.get()
-    async with BatcherBlock(convert_error=own_copy), disconnects.watching():
-        _shared_disconnects.set(disconnects)
+    shared, before = SharedParts(HttpOptions()), _of_lifespan.get()
+    async with BatcherBlock(convert_error=own_copy), shared.disconnects.watching():
+        _of_lifespan.set(shared)
         try:
             yield
         finally:
-            _shared_disconnects.set(before)
+            _of_lifespan.set(before)
 
 
 def exception_handlers(
@@ -183,8 +182,7 @@ class ResultStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Makes the call and sends its items."""
-        shared = SharedParts(HttpOptions())
-        async with _disconnects() as shared.disconnects:
+        async with _shared_parts() as shared:
             await self._send_to(Exchange(shared, scope, receive, send))
         if self.background is not None:
             await self.background()
@@ -269,14 +267,14 @@ def _route_name(scope: Scope) -> str:
 
 
 @asynccontextmanager
-async def _disconnects() -> AsyncGenerator[Disconnects]:
-    disconnects = _shared_disconnects.get()
-    if disconnects is not None:
-        yield disconnects
+async def _shared_parts() -> AsyncGenerator[SharedParts]:
+    shared = _of_lifespan.get()
+    if shared is not None:
+        yield shared
         return
-    disconnects = Disconnects()
-    async with disconnects.watching():
-        yield disconnects
+    shared = SharedParts(HttpOptions())
+    async with shared.disconnects.watching():
+        yield shared
 
 
 async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
@@ -285,14 +283,17 @@ async def _run_watched(request: Request, run: Callable[[], Awaitable[R]]) -> R:
     offered = extensions.get(DISCONNECT)
     if offered is not None:
         return await run_unless_left(offered["when_left"], run)
-    client = WatchedClient(request.receive, b"-")
-    async with _disconnects() as disconnects:
+    async with _shared_parts() as shared:
+        client = Exchange(shared, request.scope, request.receive, send=_sends_nothing)
         try:
-            return await run_unless_left(partial(disconnects.watch, client), run)
+            return await run_unless_left(client.when_left, run)
         finally:
-            disconnects.forget(client)
             if client.has_ended is not None:
                 await client.has_ended.wait()
+
+
+async def _sends_nothing(_message: Message) -> None:
+    """Stands for the `send` of a request that is watched only."""
 
 
 def _request_in(args: tuple[Any, ...], values: Mapping[str, Any]) -> Request:

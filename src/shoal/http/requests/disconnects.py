@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup
-    from starlette.types import Receive
 
+    from shoal.http.requests.exchange import Exchange
     from shoal.loops.parking import Parking, TimeLimit
 
 # A disconnect this soon after the start of a call is noticed late.
@@ -37,34 +37,17 @@ _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
 
 
-class WatchedClient:
-    """A client, and the task that waits in its `receive`, if one has begun."""
-
-    has_disconnected = False  # `receive` has reported a disconnect
-    on_left: Callable[[], object] | None = None  # set while it is watched
-    # The cancel scope of that task, and its end. Servers and middleware may fail if `receive` is
-    # pending as a response ends, so wait for its end before.
-    listening: anyio.CancelScope | None = None
-    has_ended: anyio.Event | None = None
-
-    def __init__(self, receive: Receive, request_id: bytes) -> None:
-        self.receive = receive
-        self.request_id = request_id  # for the log
-
-
 class Disconnects:
-    # Invariant: a watched client is in one of the sets, or has a listener.
+    # Invariant: the exchange of a watched client is in the set, or has a listener.
 
     def __init__(self) -> None:
         self._parking: Parking | None = None  # while nothing is watched
         # The time limits of current sends.
         self._limits: set[Any] = set()
-        # Clients that are watched since the last look, and those from before it.
-        self._new: set[WatchedClient] = set()
-        self._seen: set[WatchedClient] = set()
+        self._watched: set[Exchange] = set()
         self._wake: anyio.Event | None = None  # set while nothing is registered
 
-    def watch(self, client: WatchedClient, callback: Callable[[], object] | None) -> None:
+    def watch(self, client: Exchange, callback: Callable[[], object] | None) -> None:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
@@ -74,14 +57,13 @@ class Disconnects:
         else:
             client.on_left = callback
             if client.listening is None:
-                self._new.add(client)
+                self._watched.add(client)
                 if self._wake is not None:
                     self._start_looking(self._wake)
 
-    def forget(self, client: WatchedClient) -> None:
+    def forget(self, client: Exchange) -> None:
         client.on_left = None
-        self._new.discard(client)
-        self._seen.discard(client)
+        self._watched.discard(client)
         if client.listening is not None:
             client.listening.cancel()
             client.listening = None
@@ -113,16 +95,17 @@ class Disconnects:
                 tasks.cancel_scope.cancel()
 
     async def _look(self, tasks: TaskGroup) -> None:
+        seen: set[Exchange] = set()
         while True:
-            if not (self._new or self._seen or self._limits):
+            if not (self._watched or self._limits):
                 self._wake = anyio.Event()
                 await self._wake.wait()
             await anyio.sleep(UNNOTICED_S / 2)
-            long, self._seen, self._new = self._seen, self._new, set()
-            for client in long:
+            for client in seen & self._watched:
+                self._watched.discard(client)
                 client.listening, client.has_ended = anyio.CancelScope(), anyio.Event()
                 tasks.start_soon(_listen, client, client.listening, client.has_ended)
-            del long
+            seen = self._watched.copy()
             self._end_limits(anyio.current_time())
 
     def _end_limits(self, until: float) -> None:
@@ -131,7 +114,7 @@ class Disconnects:
 
 
 @holds_ctrl_c
-async def _listen(client: WatchedClient, scope: anyio.CancelScope, has_ended: anyio.Event) -> None:
+async def _listen(client: Exchange, scope: anyio.CancelScope, has_ended: anyio.Event) -> None:
     # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
     # servers can't tell the two cases apart without writing.
     try:
@@ -141,7 +124,7 @@ async def _listen(client: WatchedClient, scope: anyio.CancelScope, has_ended: an
             client.has_disconnected = True
     except Exception:
         client.has_disconnected = True
-        _log.exception("request %s: its client can't be watched", client.request_id.decode("ascii"))
+        _log.exception("request %s: its client can't be watched", client.request_id)
     finally:
         has_ended.set()
     if client.has_disconnected and client.on_left is not None and not scope.cancel_called:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import NO_ENDPOINT
-from shoal.http.requests.disconnects import WatchedClient
 from shoal.http.requests.problem import Refused, explained, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from anyio import CancelScope, Event
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.extensions import BeginCall
@@ -83,8 +83,13 @@ class Exchange:
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
 
-    # On a server without the extension `DISCONNECT`, once the client was watched.
-    _watched: WatchedClient | None = None
+    # For `Disconnects`, on a server without the extension `DISCONNECT`.
+    has_disconnected = False  # `receive` has reported a disconnect
+    on_left: Callable[[], object] | None = None  # set while the client is watched
+    # The cancel scope and the end of the task that waits in `receive`, if one has begun. Servers
+    # and middleware may fail if `receive` is pending as a response ends, so wait for its end.
+    listening: CancelScope | None = None
+    has_ended: Event | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
@@ -114,8 +119,7 @@ class Exchange:
     def when_left(self) -> WhenLeft:
         """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
-            self._watched = self._watched or WatchedClient(self.receive, self.id)
-            return partial(self._shared.disconnects.watch, self._watched)
+            return partial(self._shared.disconnects.watch, self)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
@@ -313,11 +317,10 @@ class Exchange:
             return
         disconnects = self._shared.disconnects
         try:
-            watched = self._watched
-            if watched is not None and messages[-1].get("more_body") is False:
-                disconnects.forget(watched)
-                if watched.has_ended is not None:
-                    await watched.has_ended.wait()
+            if messages[-1].get("more_body") is False:
+                disconnects.forget(self)
+                if self.has_ended is not None:
+                    await self.has_ended.wait()
             limit = disconnects.limit(self.options.send_timeout_s)
             with limit:
                 for message in messages:
