@@ -143,13 +143,13 @@ async def test_one_pass_lets_all_run_that_can() -> None:
         assert sorted(ran) == list(range(20))
 
 
-async def test_another_thread_does_not_limit_the_task_that_runs_here() -> None:
-    limit = parking_of_this_loop().limit
-    limits: list[object] = []
-    thread = Thread(target=lambda: limits.append(limit(1.0, set[Any]())))
+async def test_another_thread_does_not_have_the_task_that_runs_here() -> None:
+    task_here = parking_of_this_loop().task_here
+    tasks: list[object] = []
+    thread = Thread(target=lambda: tasks.append(task_here()))
     thread.start()
     thread.join()
-    assert limits == [None]
+    assert tasks == [None]
 
 
 def test_there_is_no_parking_without_a_loop() -> None:

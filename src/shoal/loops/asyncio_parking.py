@@ -20,43 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Parked, Scope, TimeLimit
+    from shoal.loops.parking import Parked, Scope
 
 FINISHED = State.FINISHED
-
-
-class AsyncioLimit:
-    """A time limit that another task checks; it cancels as `asyncio.timeout` does."""
-
-    # It has no timer, so it costs a tenth of a cancel scope. A scope for each response was 7% of
-    # the CPU time of an application on uvicorn.
-
-    __slots__ = ("_cancelling", "_entered", "_has_ended", "_task", "cancelled_caught", "ends_at")
-
-    def __init__(self, task: asyncio.Task[Any], ends_at: float, entered: set[AsyncioLimit]) -> None:
-        self._task = task
-        # When another task calls `end`, on the event loop's clock.
-        self.ends_at = ends_at
-        self._entered = entered
-        self.cancelled_caught = self._has_ended = False
-
-    def __enter__(self) -> None:
-        self._cancelling = self._task.cancelling()
-        self._entered.add(self)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self._entered.discard(self)
-        if self._has_ended:
-            # Others may have cancelled it as well, and the block may have swallowed that.
-            is_own = self._task.uncancel() <= self._cancelling
-            self.cancelled_caught = is_own and kind is asyncio.CancelledError
-        return self.cancelled_caught
-
-    def end(self) -> None:
-        """Cancels the task in the block; another task calls this."""
-        self._entered.discard(self)
-        self._has_ended = True
-        self._task.cancel()
 
 
 class AsyncioParking(Parking):
@@ -79,10 +45,9 @@ class AsyncioParking(Parking):
         parked.waiter = waiter
         return waiter
 
-    def limit(self, limit_s: float, entered: set[Any]) -> TimeLimit | None:
-        # To ask for the running loop as well would cost more than all the rest of a limit.
-        task = asyncio.current_task(self._loop) if get_ident() == self._thread else None
-        return None if task is None else AsyncioLimit(task, self.now() + limit_s, entered)
+    def task_here(self) -> asyncio.Task[Any] | None:
+        # To ask for the running loop as well would cost more than all the rest.
+        return asyncio.current_task(self._loop) if get_ident() == self._thread else None
 
     def wake(self, waiter: Any) -> None:
         if not waiter.done():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Parked, Scope, TimeLimit
+    from shoal.loops.parking import Parked, Scope
 
 FINISHED = State.FINISHED
 
@@ -84,9 +84,6 @@ class TrioParking(Parking):
         parked.waiter = waiter = TrioWaiter()
         waiter.task = current_task()
         return wait_task_rescheduled(waiter)
-
-    def limit(self, limit_s: float, entered: set[Any]) -> TimeLimit | None:
-        return None
 
     def wake(self, waiter: Any) -> None:
         task = waiter.task

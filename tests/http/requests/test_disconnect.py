@@ -1,12 +1,15 @@
 """A client that leaves takes its request with it, and nobody else's."""
 
+import asyncio
+
 import anyio
 import pytest
 from held_app import statistics
 
 import shoal
-from handlers import app_of, asking
+from handlers import app_of, asking, echo
 from shoal.core.histogram import LEFT
+from shoal.errors import HandlerFailed
 from shoal.http.requests.disconnects import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -126,6 +129,27 @@ async def test_an_answer_before_the_application_is_open_has_its_time_as_well(unr
     _, call = unread
     await call.run()
     assert anyio.current_time() == pytest.approx(3)
+
+
+def test_a_task_that_others_cancel_while_it_sends_is_not_given_up_in_silence(caplog):
+    async def send(_message):
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:  # as some servers do
+            await asyncio.sleep(60)
+
+    async def cancel_while_it_sends():
+        app = app_of(echo, "/echo", settings={"send_timeout_s": 0.1})
+        call = Call(app, "/echo", item=1)
+        async with app.lifespan():
+            task = asyncio.create_task(app(call.scope, call._receive, send))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(HandlerFailed, match="raised CancelledError"):
+                await task
+
+    asyncio.run(cancel_while_it_sends())
+    caplog.clear()
 
 
 # Clients that leave on servers which do not tell: one task notices them, and sleeps if it can

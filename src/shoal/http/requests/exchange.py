@@ -19,6 +19,8 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+
 from shoal.asgi.extensions import DECODED, DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.histogram import NO_ENDPOINT
@@ -27,7 +29,6 @@ from shoal.http.requests.problem import Refused, explained, too_large
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from anyio import CancelScope, Event
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.extensions import BeginCall
@@ -88,8 +89,8 @@ class Exchange:
     on_left: Callable[[], object] | None = None  # set while the client is watched
     # The cancel scope and the end of the task that waits in `receive`, if one has begun. Servers
     # and middleware may fail if `receive` is pending as a response ends, so wait for its end.
-    listening: CancelScope | None = None
-    has_ended: Event | None = None
+    listening: anyio.CancelScope | None = None
+    has_ended: anyio.Event | None = None
 
     def __init__(self, shared: SharedParts, scope: Scope, receive: Receive, send: Send) -> None:
         self.began_at = shared.now()
@@ -323,12 +324,25 @@ class Exchange:
                 disconnects.forget(self)
                 if self.has_ended is not None:
                     await self.has_ended.wait()
-            limit = disconnects.limit(self.options.send_timeout_s)
-            with limit:
+            task = disconnects.begin_send(self.options.send_timeout_s)
+            if task is None:
+                with anyio.move_on_after(self.options.send_timeout_s) as scope:
+                    for message in messages:
+                        await self._send(message)
+                if scope.cancelled_caught:
+                    raise self.gave_up()
+                return
+            cancelling = task.cancelling()
+            try:
                 for message in messages:
                     await self._send(message)
-            if limit.cancelled_caught:
-                raise self.gave_up()
+            except anyio.get_cancelled_exc_class():
+                if task in disconnects.sends or task.cancelling() > cancelling + 1:
+                    raise  # others have cancelled it
+                raise self.gave_up() from None
+            finally:
+                if disconnects.sends.pop(task, None) is None:
+                    task.uncancel()
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
 
