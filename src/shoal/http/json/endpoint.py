@@ -154,7 +154,7 @@ class EndpointRoute(Route):
         batcher = call.batcher
         try:
             if decode is None:
-                codec = batcher.codec_of(self._make_codec)
+                codec = batcher.codecs[self._make_codec]
                 item = codec.item(exchange, body)
             else:
                 codec = batcher.codecs_of_results[self._make_codec]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup
+    from starlette.types import Receive
 
-    from shoal.http.requests.exchange import Exchange
     from shoal.loops.parking import Parking
 
 # A disconnect this soon after the start of a call is noticed late.
@@ -37,17 +37,32 @@ _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
 
 
+class WatchedClient(Protocol):
+    """The client of a request, and the task that waits in its `receive`, if one has begun."""
+
+    receive: Receive
+    has_disconnected: bool  # `receive` has reported a disconnect
+    on_left: Callable[[], object] | None  # set while it is watched
+    # The cancel scope of that task, and its end. Servers and middleware may fail if `receive` is
+    # pending as a response ends, so wait for its end before.
+    listening: anyio.CancelScope | None
+    has_ended: anyio.Event | None
+
+    @property
+    def request_id(self) -> str: ...
+
+
 class Disconnects:
-    # Invariant: the exchange of a watched client is in the set, or has a listener.
+    # Invariant: a watched client is in the set, or has a listener.
 
     def __init__(self) -> None:
         self._parking: Parking | None = None  # while nothing is watched
         # The tasks that send a message, and until when they may.
         self.sends: dict[Any, float] = {}
-        self._watched: set[Exchange] = set()
+        self._watched: set[WatchedClient] = set()
         self._wake: anyio.Event | None = None  # set while nothing is registered
 
-    def watch(self, client: Exchange, callback: Callable[[], object] | None) -> None:
+    def watch(self, client: WatchedClient, callback: Callable[[], object] | None) -> None:
         """Sets the callback for a disconnect, which must not raise; None removes it."""
         # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
@@ -61,7 +76,7 @@ class Disconnects:
                 if self._wake is not None:
                     self._start_looking(self._wake)
 
-    def forget(self, client: Exchange) -> None:
+    def forget(self, client: WatchedClient) -> None:
         client.on_left = None
         self._watched.discard(client)
         if client.listening is not None:
@@ -100,7 +115,7 @@ class Disconnects:
                 tasks.cancel_scope.cancel()
 
     async def _look(self, tasks: TaskGroup) -> None:
-        seen: set[Exchange] = set()
+        seen: set[WatchedClient] = set()
         while True:
             if not (self._watched or self.sends):
                 self._wake = anyio.Event()
@@ -120,7 +135,7 @@ class Disconnects:
 
 
 @holds_ctrl_c
-async def _listen(client: Exchange, scope: anyio.CancelScope, has_ended: anyio.Event) -> None:
+async def _listen(client: WatchedClient, scope: anyio.CancelScope, has_ended: anyio.Event) -> None:
     # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
     # servers can't tell the two cases apart without writing.
     try:

@@ -84,11 +84,9 @@ class Exchange:
     # For the header `Server-Timing`; None without it, and until a batch has the request.
     times: ServerTimes | None = None
 
-    # For `Disconnects`, on a server without the extension `DISCONNECT`.
-    has_disconnected = False  # `receive` has reported a disconnect
-    on_left: Callable[[], object] | None = None  # set while the client is watched
-    # The cancel scope and the end of the task that waits in `receive`, if one has begun. Servers
-    # and middleware may fail if `receive` is pending as a response ends, so wait for its end.
+    # As a `WatchedClient`, on a server without the extension `DISCONNECT`.
+    has_disconnected = False
+    on_left: Callable[[], object] | None = None
     listening: anyio.CancelScope | None = None
     has_ended: anyio.Event | None = None
 
@@ -286,7 +284,7 @@ class Exchange:
         await self._deliver(self._begin(status, headers), _body(b"", more=False))
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        await self._deliver(self._begin(status, headers))
+        await self._deliver(self._begin(status, headers), is_last=False)
 
     async def piece(self, data: bytes) -> None:
         """Sends a piece of the body; the caller sets the deadline."""
@@ -297,7 +295,7 @@ class Exchange:
 
     async def piece_in_time(self, data: bytes) -> None:
         """Sends a piece of the body, within `send_timeout_s`."""
-        await self._deliver(_body(data, more=True))
+        await self._deliver(_body(data, more=True), is_last=False)
 
     async def end(self, data: bytes) -> None:
         await self._deliver(_body(data, more=False))
@@ -313,14 +311,14 @@ class Exchange:
             sent.append(self.times.header())
         return {"type": "http.response.start", "status": status, "headers": sent}
 
-    async def _deliver(self, *messages: Message) -> None:
+    async def _deliver(self, *messages: Message, is_last: bool = True) -> None:
         if self._offered is not None:
             for message in messages:
                 await self._send(message)
             return
         disconnects = self._shared.disconnects
         try:
-            if messages[-1].get("more_body") is False:
+            if is_last:
                 disconnects.forget(self)
                 if self.has_ended is not None:
                     await self.has_ended.wait()
