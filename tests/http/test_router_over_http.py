@@ -272,6 +272,24 @@ async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
         assert call.answer.status == 404
 
 
+async def test_another_endpoint_at_the_path_of_a_deleted_one_gets_its_requests():
+    async with up() as (app, client, _stage):
+        await beside(client, "other", named)
+        assert (await ask(app, "/e", 1)).json() == 1
+        await client.delete_endpoint("e")
+        await client.create_endpoint("e2", backend="other", route="/e", methods=["POST"])
+        assert (await ask(app, "/e", 1)).json() == "other"
+
+
+async def test_a_path_below_a_mount_is_not_taken_for_one_of_the_application():
+    app = App()
+    for name in ("e", "mount/e"):
+        app.endpoint(f"/{name}", name=name.replace("/", "."), methods=("POST",))(named)
+    async with app.lifespan():
+        assert (await ask(app, "/mount/e", 1)).json() == "mount.e"
+        assert (await ask(app, "/mount/e", 1, root_path="/mount")).json() == "e"
+
+
 async def test_an_endpoint_without_traffic_holds_requests_in_their_order():
     async with up(backend=None) as (app, client, stage):
         calls = [Call(app, "/e", item=number) for number in range(20)]

@@ -103,6 +103,16 @@ async def test_a_client_that_does_not_take_its_answer_is_given_up_in_time(unread
     assert call.sent == []
 
 
+async def test_a_client_that_does_not_take_a_page_is_given_up_as_well(unread):
+    app, _ = unread
+    call = Call(app, "/-/healthz", method="GET", reads=False)
+    async with app.lifespan():
+        await anyio.sleep(1)
+        await call.run()
+        assert anyio.current_time() == pytest.approx(4, abs=UNNOTICED_S)
+    assert call.sent == []
+
+
 async def test_a_task_that_sends_is_cancelled_by_its_server_as_well(unread):
     app, call = unread
     async with app.lifespan():
@@ -168,7 +178,7 @@ async def test_a_client_that_leaves_is_noticed_soon(app, late):
 
 async def test_a_short_call_never_waits_in_receive(app, held):
     async with asking(app, "/held", 1) as [call]:
-        await anyio.sleep(UNNOTICED_S / 2 - 0.01)
+        await anyio.sleep(UNNOTICED_S - 0.01)
         assert not call.is_listening
         held.go.set()
         await call.returned.wait()
