@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import anyio
 import pytest
 
-from batching.callers import PENDING, line_up, outcome
+from batching.callers import PENDING, line_up, outcome, outcomes
 from batching.scenes import Held, settle
 from serving.scenes import (
     Gated,
@@ -166,6 +166,16 @@ async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_s
         await anyio.sleep(60)
         assert status_of(controller).state == "ready"
         assert await handle.call(4) == 4
+
+
+async def test_callers_that_wait_for_room_fail_with_those_that_are_queued() -> None:
+    bound: Any = {"max_queued_requests": 0, "max_batch_size": 1, "overload": "wait"}
+    async with serving(echo, **bound) as (_, handle, stage):
+        stage.start = failing("the driver is gone")
+        await stage.lose(wait_s=30)
+        with anyio.fail_after(0.1):
+            failed = await outcomes(*[handle.call(item) for item in range(20)])
+        assert {type(one) for one in failed} == {BackendUnavailable}
 
 
 async def test_callers_are_served_while_one_replica_is_left_though_no_other_starts() -> None:
