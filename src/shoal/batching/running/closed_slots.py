@@ -75,10 +75,9 @@ class ClosedSlots(Slots[Run]):
                     batch = self._full_batch(ended_at)
             if batch is not None:
                 continue
+            # And here when the handler gives it back.
             if self._capacity is None or former.parked:
                 self._report_idle()
-            else:  # reported when the handler gave it back, but then the batch was still there
-                self.report_change()
             if in_a_row > 1 or former.live or former.regathering.rounds:
                 # Other tasks have their turn. Callers among them may call again, and a batch that
                 # is not full should include those calls.
