@@ -69,9 +69,9 @@ class BegunCall(Protocol):
         """Ends a request whose client is gone, or was sent this status by the server."""
 
 
-# Begins the call of an item that a decoder has made, given by its number, or of a body, for which
-# the number is 0; returns None if the application must be called.
-BeginCall: TypeAlias = "Callable[[ItemRequest, int, Any], BegunCall | None]"
+# Begins the call of a pickled item that a decoder has made, given by its number, or of a body, for
+# which the number is 0; returns None if the application, which is given too, must be called.
+BeginCall: TypeAlias = "Callable[[ItemRequest, object, int, Any], BegunCall | None]"
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where struct tcp_info has tcpi_bytes_received, and tcpi_bytes_sent followed by

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from json import dumps as dumps_json
+from operator import itemgetter
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 
@@ -22,11 +22,12 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.http.json.decoder import Decoder
+    from shoal.server.served_call import ServedCall
 
 _log: Final = logging.getLogger("shoal.server")
 
@@ -37,7 +38,11 @@ _SMALL_BODY: Final = 100_000
 # process bounds those.
 _MOST_INCOMPLETE: Final = 2**25
 _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
+_NOT_RELAYED: Final = frozenset(("want", "heartbeat", "trace", "watch drain"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
+_shared_parts_of: Final = itemgetter(
+    *("type", "http_version", "scheme", "path", "raw_path", "query_string", "root_path", "server")
+)
 _REPORTED: Final = WINDOW // 2
 _MOST_DECODERS: Final = 64
 # The keys of the extensions of `RemoteCall` for HTTP, beside those of this process's server.
@@ -56,47 +61,37 @@ class FrontEnd:
         self.channel = channel
         self.parking = parking_of_this_loop()
         self.refusal = _refusal(retry_after_s)  # for requests that the server can't answer
+        self.requests: dict[int, ForwardedRequest] = {}
         self._connections = connections
         self._decoders = Decoders()
         self._incomplete = 0  # the declared bytes of the bodies that are gathered here
-        self._requests: dict[int, ForwardedRequest] = {}
         self._ids = itertools.count(1)
-        # The numbers of the heads that the server's process keeps, the oldest first.
-        self._heads: dict[tuple[object, ...], int] = {}
+        # The heads that the server's process keeps, the oldest first.
+        self._heads: dict[tuple[object, ...], KnownHead] = {}
+        self._is_lost = False  # the server's process is gone
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = body = decoded = held_back = None
-        if scope["type"] == "http":
-            decoder = self._decoders.known(scope)
-            headers = dict(scope["headers"])
-            first = await self._first(headers, receive, decoder)
-            if first is not None and first["type"] == "http.request" and not first.get("more_body"):
-                body = bytes(first.get("body", b""))
-                if body and decoder is not None:
-                    decoded = decoder.pickled_item(headers, body)
-                    held_back = first if decoded else None
-        id_ = next(self._ids)
-        self._requests[id_] = request = ForwardedRequest(self, id_, scope, held_back)
-        try:
-            sent = (*self._head(scope), scope["client"], None if decoded else body, decoded)
-            size = len(decoded[1]) if decoded else len(body or b"")
-            self.channel.post("request", id_, sent, size)
-            if self.channel.is_closed:
-                request.lose()
-            await request.run(receive if body is None else None, send, first)
-        finally:
-            del self._requests[id_]
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        call: ServedCall = scope["extensions"][DISCONNECT]
+        body = call.whole_body(receive)
+        if body is None:
+            return self._forward_in_parts(scope, receive, send)
+        return self._forward(scope, body).relay(send)
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Reports a request that this process has refused itself."""
         self.channel.post("refused", content=(status, took_s))
 
     def take(self, messages: Sequence[PassedMessage]) -> None:
-        for name, id_, content in messages:
+        for message in messages:
+            name, id_, content = message
             if id_:
-                request = self._requests.get(id_)
-                if request is not None:
+                request = self.requests.get(id_)
+                if request is None:
+                    continue
+                if name in _NOT_RELAYED:
                     request.take(name, content)
+                else:
+                    request.relay_soon(message)
             elif name == "decode":
                 self._decoders.learn(*content)
             elif name == "count":
@@ -113,15 +108,52 @@ class FrontEnd:
 
     def lose(self) -> None:
         """Refuses all requests, since the server's process is gone."""
-        for request in tuple(self._requests.values()):
+        self._is_lost = True
+        for request in self.requests.values():
             request.lose()
 
-    async def _first(
-        self, headers: Mapping[bytes, bytes], receive: Receive, decoder: Decoder | None
-    ) -> Message | None:
+    def _forward(self, scope: Scope, body: bytes | None) -> ForwardedRequest:
+        """Forwards a request; without a body, the client's messages must follow."""
+        key = (scope.get("method"), *_shared_parts_of(scope), *scope["headers"])
+        head, new = self._heads.get(key), None
+        if head is None:
+            head, new = self._new_head(key, scope)
+        number, given = 0, body
+        if body:
+            decoder = self._decoders.known(head.route)
+            item = None if decoder is None else decoder.pickled_item(head.headers, body)
+            if item is not None:
+                number, given = item
+        call: ServedCall = scope["extensions"][DISCONNECT]
+        id_ = next(self._ids)
+        request = ForwardedRequest(self, id_, scope["type"], call, body if number else None)
+        self.requests[id_] = request
+        content = (head.number, new, scope["client"], number, given)
+        self.channel.post("request", id_, content, len(given or b""))
+        if self._is_lost:
+            request.lose()
+        call.when_left(request.on_disconnect)
+        return request
+
+    async def _forward_in_parts(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = None
+        if scope["type"] == "http":
+            first = await self._first(scope, receive)
+            if first is not None and first["type"] == "http.request" and not first.get("more_body"):
+                await self._forward(scope, bytes(first.get("body", b""))).relay(send)
+                return
+        async with anyio.create_task_group() as tasks:
+            request = self._forward(scope, None)
+            tasks.start_soon(request.pass_messages, receive, first)
+            await request.relay(send)
+            tasks.cancel_scope.cancel()
+
+    async def _first(self, scope: Scope, receive: Receive) -> Message | None:
         """Waits for the start of a small body, or for a whole one that can be decoded here."""
+        headers = dict(scope["headers"])
         if not _ASKED_FOR.isdisjoint(headers):
             return None
+        decoder = self._decoders.known((scope["method"], scope["path"]))
         size = int(headers.get(b"content-length", b"0"))
         longest = 0 if decoder is None else decoder.longest_body
         if size > max(longest, _SMALL_BODY):
@@ -137,28 +169,29 @@ class FrontEnd:
         finally:
             self._incomplete -= size
 
-    def _head(self, scope: Scope) -> tuple[int, Head | None]:
-        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        key = (
-            *(scope["type"], scope.get("method"), scope["http_version"], scope["scheme"]),
-            *(scope["path"], scope["raw_path"], scope["query_string"], scope["root_path"]),
-            *(scope["server"], *headers),
-        )
-        number = self._heads.get(key)
-        if number is not None:
-            return number, None
+    def _new_head(self, key: tuple[object, ...], scope: Scope) -> tuple[KnownHead, Head]:
+        headers = dict(scope["headers"])
         number, size = 0, len(scope["raw_path"]) + len(scope["query_string"])
-        size += sum(map(len, itertools.chain.from_iterable(headers)))
-        if scope["type"] == "http" and size <= _LONGEST_KEPT:
+        size += sum(map(len, itertools.chain.from_iterable(scope["headers"])))
+        offered = {*scope["extensions"][DISCONNECT]}
+        is_http = scope["type"] == "http"
+        if is_http:
+            offered.update(_OFFERED_FOR_HTTP)
+        if is_http and size <= _LONGEST_KEPT:
             number = len(self._heads) + 1
             if number > _MOST_HEADS:
-                number = self._heads.pop(next(iter(self._heads)))
-            self._heads[key] = number
+                number = self._heads.pop(next(iter(self._heads))).number
+        head = KnownHead(number, (scope.get("method", ""), scope["path"]), headers)
+        if number:
+            self._heads[key] = head
         sent = {name: scope[name] for name in scope if name not in _OF_EACH}
-        offered = {*scope["extensions"][DISCONNECT]}
-        if scope["type"] == "http":
-            offered.update(_OFFERED_FOR_HTTP)
-        return number, Head(sent, offered)
+        return head, Head(sent, offered)
+
+
+class KnownHead(NamedTuple):
+    number: int  # 0 if the server's process does not keep it
+    route: tuple[str, str]  # method and path
+    headers: Mapping[bytes, bytes]
 
 
 class ForwardedRequest:
@@ -170,34 +203,15 @@ class ForwardedRequest:
     _has_begun = False
 
     def __init__(
-        self, front_end: FrontEnd, id_: int, scope: Scope, held_back: Message | None = None
+        self, front_end: FrontEnd, id_: int, kind: str, call: ServedCall, held_back: bytes | None
     ) -> None:
         self._front_end = front_end
-        self._parking = front_end.parking
         self._id = id_
-        self._is_websocket = scope["type"] == "websocket"
-        self._offered: Mapping[str, Any] = scope["extensions"][DISCONNECT]
-        self._messages: deque[tuple[str, Any]] = deque()
+        self._kind = kind
+        self._call = call
         # The whole body, whose item was sent: for an application that reads the body all the same.
         self._held_back = held_back
-
-    async def run(self, receive: Receive | None, send: Send, first: Message | None = None) -> None:
-        # `receive` is None if the request was forwarded whole. If this is cancelled, the server's
-        # process is notified that the client is gone.
-        watch = self._offered["when_left"]
-        try:
-            watch(self._on_disconnect)
-            if receive is None:
-                await self._relay(send)
-                return
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._pass_messages, receive, first)
-                await self._relay(send)
-                tasks.cancel_scope.cancel()
-        finally:
-            watch(None)
-            if not self._is_over:
-                self._end()
+        self._messages: list[PassedMessage] = []
 
     # Messages from the server's process.
 
@@ -206,58 +220,58 @@ class ForwardedRequest:
             case "want":
                 self._want(content)
             case "heartbeat":
-                self._offered["heartbeat"](*content)
+                self._call["heartbeat"](*content)
             case "trace":
-                self._offered["note_trace"](content)
-            case "watch drain":
-                self._offered["when_draining"](partial(self._post, "draining"))
-            case _:
-                if not self._is_over:
-                    self._queue(name, content)
+                self._call.note_trace(content)
+            case _:  # "watch drain"
+                self._call["when_draining"](partial(self._post, "draining"))
 
     def lose(self) -> None:
-        if not self._is_over:
-            self._queue("cut off")
-            self._is_over = True
+        self.relay_soon(("cut off", self._id, None))
+        self._is_over = True
 
-    def _queue(self, name: str, content: Any = None) -> None:
-        self._messages.append((name, content))
-        if self.waiter is not None:
-            self._parking.wake(self.waiter)
+    def relay_soon(self, message: PassedMessage) -> None:
+        if not self._is_over:
+            self._messages.append(message)
+            if self.waiter is not None:
+                self._front_end.parking.wake(self.waiter)
 
     # The client's side.
 
-    def _on_disconnect(self) -> None:
-        if self._offered["is_cut_off"]():
+    def on_disconnect(self) -> None:
+        if self._is_over:
+            return
+        if self._call.is_cut_off():
             self._post("cut off")
-        elif self._is_websocket:
+        elif self._kind == "websocket":
             # The remaining messages and the reason of the disconnect are forwarded first.
             self._want(2**31)
         else:
             self._disconnected()
 
     def _disconnected(self) -> None:
-        if not self._is_over:
-            self._end()
-            self._queue("ended")
+        self.relay_soon(("ended", self._id, None))
+        self._end()
 
     def _end(self) -> None:
-        self._is_over = True
-        self._post("left", self._offered["refused_with"]())
+        if not self._is_over:
+            self._is_over = True
+            self._post("left", self._call.refused_with())
 
     def _post(self, name: str, content: object = None, size: int = 0) -> None:
         self._front_end.channel.post(name, self._id, content, size)
 
     def _want(self, count: int) -> None:
-        message, self._held_back = self._held_back, None
-        if message is not None:
-            self._post("message", message, size_of(message))
+        body, self._held_back = self._held_back, None
+        if body is not None:
+            message = {"type": "http.request", "body": body, "more_body": False}
+            self._post("message", message, len(body))
         self._wanted += count
         if self._wants is not None:
             self._wants.ring()
 
-    async def _pass_messages(self, receive: Receive, first: Message | None) -> None:
-        self._wants = Bell(self._parking)
+    async def pass_messages(self, receive: Receive, first: Message | None) -> None:
+        self._wants = Bell(self._front_end.parking)
         while not self._is_over:
             while not self._wanted:
                 await self._wants.change()
@@ -272,38 +286,44 @@ class ForwardedRequest:
             if kind == "http.request" and not message.get("more_body", False):
                 return
 
-    async def _relay(self, send: Send) -> None:
-        messages = self._messages
-        while True:
-            while not messages:
-                await self._parking.park(self)
-            name, content = messages.popleft()
-            match name:
-                case "send":
-                    await self._send_some(send, content)
-                case "send pickled":
-                    await self._send_some(send, [unpickled(content)])
-                case "texts":
-                    await self._offered["send_texts"](content)
-                    self._count(sum(map(len, content)))
-                case _:
-                    self._is_over = True
-                    if name == "whole":
-                        await self._send_whole(send, *content)
-                    elif name == "array":
-                        from shoal.http.json.decoder import json_of  # the decoder has loaded it
+    async def relay(self, send: Send) -> None:
+        """Sends the response; if it is cancelled, the client is reported as gone."""
+        try:
+            while True:
+                while not self._messages:
+                    await self._front_end.parking.park(self)
+                messages, self._messages = self._messages, []
+                for name, _, content in messages:
+                    match name:
+                        case "whole" | "array":
+                            self._is_over = True
+                            status, headers, body = content
+                            if name == "array":
+                                from shoal.http.json.decoder import json_of  # it is loaded
 
-                        status, headers, array = content
-                        await self._send_whole(send, status, headers, json_of(*array))
-                    elif name == "cut off" and not self._has_begun:
-                        await self._refuse(send)
-                    return
+                                body = json_of(*body)
+                            if not self._call.respond(send, status, headers, body):
+                                await self._send_whole(send, status, headers, body)
+                            return
+                        case "send":
+                            await self._send_some(send, content)
+                        case "send pickled":
+                            await self._send_some(send, [unpickled(content)])
+                        case "texts":
+                            await self._call["send_texts"](content)
+                            self._count(sum(map(len, content)))
+                        case _:
+                            self._is_over = True
+                            if name == "cut off" and not self._has_begun:
+                                await self._refuse(send)
+                            return
+        finally:
+            del self._front_end.requests[self._id]
+            self._end()
 
     async def _send_whole(
         self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
     ) -> None:
-        if self._offered["respond"](send, status, headers, body):
-            return
         if length_of(headers) is None and status not in (204, 304):
             headers.insert(1, (b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -317,9 +337,9 @@ class ForwardedRequest:
 
     async def _refuse(self, send: Send) -> None:
         headers, body = self._front_end.refusal
-        kind = "websocket.http.response" if self._is_websocket else "http.response"
-        await send({"type": f"{kind}.start", "status": 503, "headers": headers})
-        await send({"type": f"{kind}.body", "body": body})
+        kind = "websocket.http" if self._kind == "websocket" else "http"
+        await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
+        await send({"type": f"{kind}.response.body", "body": body})
 
     def _count(self, size: int) -> None:
         self._taken += size
@@ -351,9 +371,8 @@ class Decoders:
         with suppress(RuntimeError):  # there may be too many threads
             Thread(target=self._build, args=(number, description), daemon=True).start()
 
-    def known(self, scope: Scope) -> Decoder | None:
-        number = self._numbers.get((scope["method"], scope["path"]), 0)
-        return self._decoders.get(number)
+    def known(self, route: tuple[str, str]) -> Decoder | None:
+        return self._decoders.get(self._numbers.get(route, 0))
 
     def _build(self, number: int, description: bytes) -> None:
         try:

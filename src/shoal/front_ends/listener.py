@@ -195,12 +195,12 @@ class RemoteFrontEnd:
         calls = self._calls
         for name, id_, content in messages:
             if name == "request":
-                number, head, client, body, decoded = content
+                number, head, client, decoder, given = content
                 if head is None:
                     head = self._heads[number]
                 elif number:
                     self._heads[number] = head
-                calls.begin(id_, RemoteCall(calls, id_, head, client, body, decoded))
+                calls.begin(id_, RemoteCall(calls, id_, head, client, decoder, given))
             elif id_:
                 call = calls.running.get(id_)
                 if call is not None:

@@ -53,7 +53,7 @@ class RemoteCalls:
         self._new: deque[RemoteCall] = deque()
         self._idle: list[TaskState] = []  # of tasks that wait for a request
         self._is_over = False
-        self._ended: list[RemoteCall] = []  # requests without a task, whose calls have ended
+        self.to_answer: list[RemoteCall] = []  # requests without a task, whose calls have ended
         self.waiter: Any = None  # of the task that answers these
         # The number of the decoder that the front end has for a method and a path.
         self._taught: dict[tuple[str, str], int] = {}
@@ -75,21 +75,16 @@ class RemoteCalls:
         if not call.has_begun_item():
             self._start(call)
 
-    def note_end(self, call: RemoteCall) -> None:
-        self._ended.append(call)
-        if self.waiter is not None and len(self._ended) == 1:
-            self.shared.wake(self.waiter)
-
     async def answer(self) -> None:
         """Answers the requests without a task, those of a batch together."""
         while True:
-            if not self._ended:
+            if not self.to_answer:
                 await self.shared.parking.park(self)
             self._answer_ended()
             self.channel.flush()
 
     def _answer_ended(self) -> None:
-        ended, self._ended = self._ended, []
+        ended, self.to_answer = self.to_answer, []
         for call in ended:
             if not call.has_answered_item():
                 self._start(call)
@@ -142,6 +137,8 @@ class RemoteCall(ServedCall):
     _item_call: BegunCall | None = None  # of a request without a task, or whose task finishes it
     _unread = 0  # bytes of the response that the client has not taken
     _wanted = 0  # messages of the client that the front end may send
+    _has_more = True  # the client may send messages
+    _messages: deque[Message] | None = None  # of the client
 
     def __init__(
         self,
@@ -149,8 +146,8 @@ class RemoteCall(ServedCall):
         id_: int,
         head: Head,
         client: tuple[str, int] | None,
-        body: bytes | None,
-        decoded: tuple[int, bytes] | None,
+        decoder: int,
+        given: bytes | None,
     ) -> None:
         self._calls = calls
         self._shared = calls.shared
@@ -158,22 +155,23 @@ class RemoteCall(ServedCall):
         self.offered = head.offered
         self._head = head
         self._client = client
-        self._body = body  # None if it arrives in messages
-        self._pickled = decoded
-        self._is_websocket = head.scope["type"] == "websocket"
-        self._has_more = body is None  # the client may send messages
-        self._messages: deque[Message] = deque()
+        self._decoder = decoder
+        # The item of the decoder, pickled; for 0 the body, or None if it arrives in messages.
+        self._given = given
+
+    @property
+    def _is_websocket(self) -> bool:
+        return bool(self._head.scope["type"] == "websocket")
 
     # Without a task. A second way, for speed: a task, a scope and an exchange of the application
     # are more than half of what a small request costs this process.
 
     def has_begun_item(self) -> bool:
         """Begins the call of an item or a body, if the application has lent what does that."""
-        head = self._head
-        # Another application may be around the lender, or the server may refuse requests by now.
-        if head.begin is None or head.lender is not self._shared.app:
+        begin = self._head.begin
+        if begin is None:
             return False
-        call = head.begin(self, *(self.decoded or (0, self._body)))
+        call = begin(self, self._shared.app, self._decoder, self._given)
         if call is None:
             return False
         self._item_call = call
@@ -181,7 +179,11 @@ class RemoteCall(ServedCall):
         return True
 
     def wake(self) -> None:
-        self._calls.note_end(self)
+        calls = self._calls
+        calls.to_answer.append(self)
+        if calls.waiter is not None:
+            self._shared.wake(calls.waiter)
+            calls.waiter = None
 
     def done(self) -> bool:
         return False  # no task waits, which could be cancelled
@@ -231,7 +233,7 @@ class RemoteCall(ServedCall):
         }
 
     async def receive(self) -> Message:
-        body, self._body = self._body, None
+        body = self.whole_body(self.receive)
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
         while not self._messages and not (self.is_over or self.is_complete):
@@ -301,24 +303,25 @@ class RemoteCall(ServedCall):
     @property
     def decoded(self) -> tuple[int, Any] | None:
         """The number of a decoder of the front end, and the item that it made of the body."""
-        pickled, self._pickled = self._pickled, None
-        if pickled is not None:
+        if self._decoder and self._given is not None:
+            pickled, self._given = self._given, None
             with suppress(Exception):  # the body is read
-                self._decoded = pickled[0], unpickled(pickled[1])
+                self._decoded = self._decoder, unpickled(pickled)
         return self._decoded
 
     def teach(self, number: int, description: bytes) -> None:
         key = self._head.scope["method"], self._head.scope["path"]
         self._calls.teach(key, int(number), bytes(description))
 
-    def lend(self, application: object, begin: BeginCall) -> None:
-        """Takes what begins the calls of further requests with this head for an application."""
-        self._head.lender, self._head.begin = application, begin
+    def lend(self, begin: BeginCall) -> None:
+        """Takes what begins the calls of further requests with this head."""
+        self._head.begin = begin
 
     def whole_body(self, receive: Receive) -> bytes | None:
-        if receive != self.receive:
+        if self._decoder or receive != self.receive:
             return None
-        body, self._body = self._body, None
+        body, self._given = self._given, None
+        self._has_more = self._has_more and body is None
         return body
 
     def respond(
@@ -388,6 +391,7 @@ class RemoteCall(ServedCall):
             self._has_more = message.get("more_body", False)
         elif message["type"] == "websocket.disconnect":
             self._has_more = False
+        self._messages = self._messages or deque()
         self._messages.append(message)
         self._signal()
 
@@ -417,7 +421,7 @@ class RemoteCall(ServedCall):
 
     def _taken(self, message: Message) -> None:
         """Asks for more of the client's messages, once half of the requested have arrived."""
-        if self._has_more and self._wanted + len(self._messages) <= MESSAGES_AHEAD // 2:
+        if self._has_more and self._wanted + len(self._messages or ()) <= MESSAGES_AHEAD // 2:
             self._want(MESSAGES_AHEAD // 2)
 
     def _post(self, name: str, content: object = None, size: int = 0) -> None:

@@ -87,7 +87,6 @@ class Head:
     scope: Mapping[str, Any]  # without client, state and extensions
     offered: Collection[str]  # the extensions of the front end and its server
     # In the server's process: what the application has lent for such requests.
-    lender: object = None
     begin: BeginCall | None = None
 
 

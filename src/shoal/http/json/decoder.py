@@ -52,17 +52,13 @@ class Decoder:
 
     def pickled_item(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[int, bytes] | None:
         """Returns its number and the item, pickled; None for a body that it can't decode."""
+        if len(body) > self.longest_body or not may_be_decoded_early(headers):
+            return None
         try:
-            item = self._pickled(headers, body)
-        except Exception:  # the server's process refuses the body, or reads it another way
+            item = dumps(self._read(Received(headers, self._options), body), 5)
+        except BaseException:  # the server's process refuses the body, or reads it another way
             return None
         return None if len(item) > _FREE_BYTES + _MOST_TIMES * len(body) else (self.number, item)
-
-    @held
-    def _pickled(self, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
-        if len(body) > self.longest_body or not may_be_decoded_early(headers):
-            raise ValueError("it is for the server's process")
-        return dumps(self._read(Received(headers, self._options), body), 5)
 
 
 @held

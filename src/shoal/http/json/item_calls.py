@@ -16,7 +16,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
+from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -91,19 +91,21 @@ class ItemCalls:
     decoder: int
     shared: SharedParts
 
-    def begin(self, served: ItemRequest, decoder: int, given: Any) -> ItemCall | None:
+    def begin(
+        self, served: ItemRequest, application: object, decoder: int, given: Any
+    ) -> ItemCall | None:
         endpoint, batcher = self.endpoint_calls.endpoint, self.batcher()
-        backend, entry = endpoint.only, None if batcher is None else batcher.entry
+        backend = endpoint.only
         if (
-            self.shared.bare_app is None
+            # Another application may be around this one, or the server may refuse requests by now.
+            application is not self.shared.bare_app
             or backend is None
             or batcher is None
             or endpoint.shadows
             or backend.method_batchers.get("__call__") is not batcher
             or batcher.converters is not None
-            or entry is None
+            or (entry := batcher.entry) is None
             or not entry.is_plain
-            or entry.intake.home.thread != get_ident()
         ):
             return None
         if decoder:
@@ -143,7 +145,11 @@ class ItemCall:
     def _entered(self, entry: Entry, given: Any) -> Request:
         # The user's validators may run, and set context variables; observers if it is refused.
         calls, intake = self._calls, self._intake
-        item = given if self._decoder else copy_context().run(calls.read_body, given)
+        item = (
+            loads(given)  # noqa: S301 - a front end has made it
+            if self._decoder
+            else copy_context().run(calls.read_body, given)
+        )
         timeout_s = entry.options.request_timeout_s
         if timeout_s is None:
             timeout_s = calls.endpoint_calls.options.answer_timeout_s

@@ -262,9 +262,9 @@ class Exchange:
 
     def lend(self, make: Callable[[SharedParts], BeginCall]) -> None:
         """Lends the server what begins the calls of requests with this head, if it takes it."""
-        app = self._shared.bare_app
-        if app is not None and self.front_end is not None and "lend" in self.front_end:
-            self.front_end["lend"](app, make(self._shared))
+        is_bare = self._shared.bare_app is not None
+        if is_bare and self.front_end is not None and "lend" in self.front_end:
+            self.front_end["lend"](make(self._shared))
 
     def responded_with_array(self, array: Any) -> bool:
         """Sends an array that the front end writes as JSON; returns False if none can."""
