@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 import shoal
 from event_loops import one_loop_for_the_file  # noqa: F401
+from shoal.front_ends.front_end import FrontEnd
 from shoal.front_ends.wire import Channel
 from shoal.replicas.process.wire.frames import FrameReader
 from shoal.replicas.process.wire.shared_memory import Region, SharedMemory, new_memory
@@ -374,6 +375,20 @@ async def test_what_is_no_frame_ends_the_channel():
         await end.channel.run(end.take)
     [failure] = end.failures
     assert isinstance(failure, Exception)
+    end.channel.close()
+
+
+@pytest.mark.one_loop
+async def test_a_request_that_comes_once_the_servers_process_is_gone_is_told_so():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    end = End(ours, Region(), Region())
+    front_end = FrontEnd(end.channel, tuple, 1)
+    await end.channel.run(front_end.take)
+    front_end.lose()
+    async with live(front_end) as server:
+        answer = await server.talk(held_request("/", headers=CLOSE))
+    assert answer.startswith(b"HTTP/1.1 503 ")
     end.channel.close()
 
 
