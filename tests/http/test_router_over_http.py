@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from pickle import dumps
 
 import anyio
 import pytest
@@ -249,13 +250,14 @@ async def test_a_lent_endpoint_takes_no_item_of_an_earlier_decoder(app):
                 "send": None,
                 "decoded": None,
                 "teach": lambda number, description: decoders.append(number),
-                "lend": lambda application, begin: begins.append(begin),
+                "lend": begins.append,
             }
         }
         await call.run()
         [decoder], [begin], forwarded = decoders, begins, Forwarded()
-        assert begin(forwarded, decoder + 1, "1") is None
-        begun = begin(forwarded, decoder, 1)
+        assert begin(forwarded, app, decoder + 1, dumps("1")) is None
+        assert begin(forwarded, object(), decoder, dumps(1)) is None
+        begun = begin(forwarded, app, decoder, dumps(1))
         await settle()
         assert forwarded.ended
         assert begun.answer()[1] == b'"one"'

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
 
     from shoal.asgi.http_options import HttpOptions
 
@@ -46,6 +46,17 @@ _MOST_SHOWN: Final = 253  # characters; the longest name of a host
 
 _log: Final = logging.getLogger("shoal.server")
 _HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]*)?")
+
+
+def may_be_decoded_early(headers: Mapping[bytes, bytes]) -> bool:
+    """Returns whether a front end may decode the item, by the headers."""
+    # They are checked on both sides, as middleware may change them. A compressed body may cost much
+    # more than its size, and middleware may refuse the request.
+    return (
+        headers.get(b"content-type", b"").startswith(b"application/json")
+        and b"content-encoding" not in headers
+        and b"x-serve-call-method" not in headers
+    )
 
 
 class RequestGuard:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT, ConnectionTotals
-from shoal.asgi.headers import PROBLEM_JSON, length_of
+from shoal.asgi.headers import PROBLEM_JSON, length_of, may_be_decoded_early
 from shoal.front_ends.wire import MOST_TAUGHT, WINDOW, Channel, Head, PassedMessage, size_of
 from shoal.http.requests.problem import ENDED, with_retry_after
 from shoal.loops.parking import Bell
@@ -74,8 +74,8 @@ class FrontEnd:
         call: ServedCall = scope["extensions"][DISCONNECT]
         body = call.whole_body(receive)
         if body is None:
-            return self._forward_in_parts(scope, receive, send)
-        return self._forward(scope, body).relay(send)
+            return self._forward_in_parts(scope, call, receive, send)
+        return self._forward(scope, call, body).relay(send)
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Reports a request that this process has refused itself."""
@@ -112,7 +112,7 @@ class FrontEnd:
         for request in self.requests.values():
             request.lose()
 
-    def _forward(self, scope: Scope, body: bytes | None) -> ForwardedRequest:
+    def _forward(self, scope: Scope, call: ServedCall, body: bytes | None) -> ForwardedRequest:
         """Forwards a request; without a body, the client's messages must follow."""
         key = (scope.get("method"), *_shared_parts_of(scope), *scope["headers"])
         head, new = self._heads.get(key), None
@@ -124,7 +124,6 @@ class FrontEnd:
             item = None if decoder is None else decoder.pickled_item(head.headers, body)
             if item is not None:
                 number, given = item
-        call: ServedCall = scope["extensions"][DISCONNECT]
         id_ = next(self._ids)
         request = ForwardedRequest(self, id_, scope["type"], call, body if number else None)
         self.requests[id_] = request
@@ -135,15 +134,17 @@ class FrontEnd:
         call.when_left(request.on_disconnect)
         return request
 
-    async def _forward_in_parts(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward_in_parts(
+        self, scope: Scope, call: ServedCall, receive: Receive, send: Send
+    ) -> None:
         first = None
         if scope["type"] == "http":
             first = await self._first(scope, receive)
             if first is not None and first["type"] == "http.request" and not first.get("more_body"):
-                await self._forward(scope, bytes(first.get("body", b""))).relay(send)
+                await self._forward(scope, call, bytes(first.get("body", b""))).relay(send)
                 return
         async with anyio.create_task_group() as tasks:
-            request = self._forward(scope, None)
+            request = self._forward(scope, call, None)
             tasks.start_soon(request.pass_messages, receive, first)
             await request.relay(send)
             tasks.cancel_scope.cancel()
@@ -153,7 +154,7 @@ class FrontEnd:
         headers = dict(scope["headers"])
         if not _ASKED_FOR.isdisjoint(headers):
             return None
-        decoder = self._decoders.known((scope["method"], scope["path"]))
+        decoder = self._decoders.known(_route_of(scope, headers))
         size = int(headers.get(b"content-length", b"0"))
         longest = 0 if decoder is None else decoder.longest_body
         if size > max(longest, _SMALL_BODY):
@@ -181,7 +182,7 @@ class FrontEnd:
             number = len(self._heads) + 1
             if number > _MOST_HEADS:
                 number = self._heads.pop(next(iter(self._heads))).number
-        head = KnownHead(number, (scope.get("method", ""), scope["path"]), headers)
+        head = KnownHead(number, _route_of(scope, headers) if is_http else None, headers)
         if number:
             self._heads[key] = head
         sent = {name: scope[name] for name in scope if name not in _OF_EACH}
@@ -190,7 +191,7 @@ class FrontEnd:
 
 class KnownHead(NamedTuple):
     number: int  # 0 if the server's process does not keep it
-    route: tuple[str, str]  # method and path
+    route: tuple[str, str] | None  # method and path, if items may be decoded
     headers: Mapping[bytes, bytes]
 
 
@@ -250,13 +251,13 @@ class ForwardedRequest:
             self._disconnected()
 
     def _disconnected(self) -> None:
-        self.relay_soon(("ended", self._id, None))
-        self._end()
+        if not self._is_over:
+            self.relay_soon(("ended", self._id, None))
+            self._end()
 
     def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._post("left", self._call.refused_with())
+        self._is_over = True
+        self._post("left", self._call.refused_with())
 
     def _post(self, name: str, content: object = None, size: int = 0) -> None:
         self._front_end.channel.post(name, self._id, content, size)
@@ -319,7 +320,8 @@ class ForwardedRequest:
                             return
         finally:
             del self._front_end.requests[self._id]
-            self._end()
+            if not self._is_over:
+                self._end()
 
     async def _send_whole(
         self, send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes
@@ -371,8 +373,9 @@ class Decoders:
         with suppress(RuntimeError):  # there may be too many threads
             Thread(target=self._build, args=(number, description), daemon=True).start()
 
-    def known(self, route: tuple[str, str]) -> Decoder | None:
-        return self._decoders.get(self._numbers.get(route, 0))
+    def known(self, route: tuple[str, str] | None) -> Decoder | None:
+        number = None if route is None else self._numbers.get(route)
+        return None if number is None else self._decoders.get(number)
 
     def _build(self, number: int, description: bytes) -> None:
         try:
@@ -381,6 +384,10 @@ class Decoders:
             self._decoders[number] = Decoder(number, description)
         except Exception as error:
             _log.warning("a worker can't decode the items of an endpoint", exc_info=error)
+
+
+def _route_of(scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
+    return (scope["method"], scope["path"]) if may_be_decoded_early(headers) else None
 
 
 async def _with_the_rest(first: Message, receive: Receive) -> Message:

@@ -159,10 +159,6 @@ class RemoteCall(ServedCall):
         # The item of the decoder, pickled; for 0 the body, or None if it arrives in messages.
         self._given = given
 
-    @property
-    def _is_websocket(self) -> bool:
-        return bool(self._head.scope["type"] == "websocket")
-
     # Without a task. A second way, for speed: a task, a scope and an exchange of the application
     # are more than half of what a small request costs this process.
 
@@ -223,7 +219,7 @@ class RemoteCall(ServedCall):
 
     def scope(self) -> Scope:
         shared, head = self._shared, self._head.scope
-        own: dict[str, Any] = {_DENIAL: {}} if self._is_websocket else {DECODED: self}
+        own: dict[str, Any] = {DECODED: self} if head["type"] == "http" else {_DENIAL: {}}
         return {
             **head,
             "client": self._client,
@@ -244,7 +240,7 @@ class RemoteCall(ServedCall):
             message = self._messages.popleft()
             self._taken(message)
             return message
-        if self._is_websocket:
+        if self._head.scope["type"] == "websocket":
             return await self._disconnect({"type": "websocket.disconnect", "code": _GONE})
         return await self._disconnect({"type": "http.disconnect"})
 
@@ -254,7 +250,7 @@ class RemoteCall(ServedCall):
             await anyio.lowlevel.checkpoint()
             return
         kind = message["type"]
-        if self._is_websocket:
+        if self._head.scope["type"] == "websocket":
             await self._room()
             # Pickled now, so that an error is raised here.
             self._post("send pickled", dumps(message, 5), size_of(message))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.asgi.http_options import HttpOptions
 from shoal.failures.held import held
 from shoal.http.json.payload import Received, reader_for
-from shoal.http.requests.exchange import JSON
 from shoal.http.requests.plain import encoded
 from shoal.replicas.process.wire.messages import unpickled
 
@@ -52,7 +51,7 @@ class Decoder:
 
     def pickled_item(self, headers: Mapping[bytes, bytes], body: bytes) -> tuple[int, bytes] | None:
         """Returns its number and the item, pickled; None for a body that it can't decode."""
-        if len(body) > self.longest_body or not may_be_decoded_early(headers):
+        if len(body) > self.longest_body:
             return None
         try:
             item = dumps(self._read(Received(headers, self._options), body), 5)
@@ -65,17 +64,6 @@ class Decoder:
 def json_of(form: str, shape: tuple[int, ...], data: bytes) -> bytes:
     """Writes an array, given as the `memoryview` of it has it."""
     return encoded(import_module("numpy").ndarray(shape, form, data))
-
-
-def may_be_decoded_early(headers: Mapping[bytes, bytes]) -> bool:
-    """Returns whether a front end may decode the item, by the headers."""
-    # They are checked on both sides, as middleware may change them. A compressed body may cost much
-    # more than its size, and middleware may refuse the request.
-    return (
-        headers.get(b"content-type", b"").startswith(JSON)
-        and b"content-encoding" not in headers
-        and b"x-serve-call-method" not in headers
-    )
 
 
 def description_of(signature: Signature, options: HttpOptions) -> bytes | None:

@@ -35,11 +35,11 @@ from pydantic import ValidationError
 from starlette.formparsers import MultiPartException
 from starlette.responses import FileResponse, Response
 
-from shoal.asgi.headers import headers_of_code
+from shoal.asgi.headers import headers_of_code, may_be_decoded_early
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.json.arrays import NPY, as_npy
 from shoal.http.json.content_coding import decompressed
-from shoal.http.json.decoder import description_of, may_be_decoded_early
+from shoal.http.json.decoder import description_of
 from shoal.http.json.item_calls import lend
 from shoal.http.json.lines import has_lines, respond_with_lines
 from shoal.http.json.msgpack import MSGPACK, has_msgpack, packed

@@ -16,7 +16,6 @@ from __future__ import annotations
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -30,6 +29,7 @@ from shoal.http.requests.call import OF_CALLS, HttpMetadata
 from shoal.http.requests.dispatch import Page, RouteDispatcher
 from shoal.http.requests.exchange import ASKS_FOR_JSON, JSON
 from shoal.http.requests.plain import ALWAYS_JSON, encoded, is_large_array
+from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,11 +145,7 @@ class ItemCall:
     def _entered(self, entry: Entry, given: Any) -> Request:
         # The user's validators may run, and set context variables; observers if it is refused.
         calls, intake = self._calls, self._intake
-        item = (
-            loads(given)  # noqa: S301 - a front end has made it
-            if self._decoder
-            else copy_context().run(calls.read_body, given)
-        )
+        item = unpickled(given) if self._decoder else copy_context().run(calls.read_body, given)
         timeout_s = entry.options.request_timeout_s
         if timeout_s is None:
             timeout_s = calls.endpoint_calls.options.answer_timeout_s
