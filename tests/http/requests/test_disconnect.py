@@ -162,6 +162,46 @@ def test_a_task_that_others_cancel_while_it_sends_is_not_given_up_in_silence(cap
     caplog.clear()
 
 
+def test_an_answer_within_the_send_of_another_does_not_take_that_ones_time():
+    async def send_after_another_answer():
+        app = app_of(echo, "/echo", settings={"send_timeout_s": 0.1})
+        call, inner = Call(app, "/echo", item=1), Call(app, "/echo", item=2)
+
+        async def send(_message):
+            if not inner.sent:
+                await inner.run()
+            await asyncio.sleep(60)
+
+        async with app.lifespan():
+            await asyncio.wait_for(asyncio.shield(app(call.scope, call._receive, send)), 5)
+        assert inner.answer.json() == 2
+
+    asyncio.run(send_after_another_answer())
+
+
+def test_a_task_that_was_cancelled_before_stays_so_with_an_answer_within_another():
+    async def count_cancellations():
+        app = app_of(echo, "/echo")
+        call, inner = Call(app, "/echo", item=1), Call(app, "/echo", item=2)
+
+        async def send(_message):
+            if not inner.sent:
+                await inner.run()
+
+        async def answer():
+            task = asyncio.current_task()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            await app(call.scope, call._receive, send)
+            return task.cancelling()
+
+        async with app.lifespan():
+            assert await asyncio.create_task(answer()) == 1
+
+    asyncio.run(count_cancellations())
+
+
 # Clients that leave on servers which do not tell: one task notices them, and sleeps if it can
 
 

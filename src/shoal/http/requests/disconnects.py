@@ -90,7 +90,8 @@ class Disconnects:
         """
         # A cancel scope for each response was 7% of the CPU time of an application on uvicorn.
         parking = self._parking
-        if parking is None or (task := parking.task_here()) is None:
+        task = None if parking is None else parking.task_here()
+        if parking is None or task is None or task in self.sends:  # in the `send` of middleware
             return None
         self.sends[task] = parking.now() + limit_s
         if self._wake is not None:
