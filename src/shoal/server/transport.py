@@ -257,15 +257,9 @@ class EpollPoller:
             self._epoll.modify(transport.fd, self._sending_too if is_wanted else self._reading)
 
     async def run(self) -> None:
-        # In no task if the event loop can: a task would take another pass of it.
-        end = self._parking.call_when_readable(self._epoll.fileno(), self._report)
         try:
-            if end is None:
-                await self._parking.watch_readable(self._epoll.fileno(), self._report)
-            await anyio.sleep_forever()
+            await self._parking.watch_readable(self._epoll.fileno(), self._report)
         finally:
-            if end is not None:
-                end()
             self._epoll.close()
 
     def _report(self) -> None:
