@@ -1,5 +1,6 @@
 """What rude clients do, each on a real socket; most of these ended Hypercorn's own trio server."""
 
+import asyncio
 import logging
 
 import anyio
@@ -8,10 +9,11 @@ import h2.events
 import h2.settings
 import pytest
 from echo_app import EchoApp
-from live_server import http2, live, read_all, read_until, request, until_quiet, upgrade
+from live_server import LiveServer, http2, live, read_all, read_until, request, until_quiet, upgrade
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.server.timeouts import time_to_send_s
 from time_limits import HANG_S
 
@@ -266,3 +268,23 @@ async def test_clients_that_came_together_are_accepted_together():
         assert called.count("http") == 30
         for client in clients:
             client.close()
+
+
+def test_a_request_is_served_beside_an_earlier_call_in_a_loop_that_anyio_did_not_start():
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+        await asyncio.sleep(60)  # it goes on after its answer
+
+    async def ask_twice():
+        server = LiveServer()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(server.run, app, HttpOptions(port=0))
+            async with await server.connect() as client:
+                for _ in range(2):
+                    await client.send_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                    with anyio.fail_after(HANG_S):
+                        assert (await client.receive_some()).startswith(b"HTTP/1.1 200 ")
+            tasks.cancel_scope.cancel()
+
+    asyncio.run(ask_twice())  # anyio would mark the context of all callbacks
