@@ -445,3 +445,19 @@ async def test_an_endpoint_that_code_does_not_find_is_no_mistake_of_the_client()
         await beside(client, "outer", outer)
         await client.set_traffic("e", {"outer": 1})
         assert (await ask(app, "/e", 1)).status == 500
+
+
+async def test_a_websocket_whose_scope_names_a_method_is_a_websocket():
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.disconnect" if sent else "websocket.connect", "code": 1000}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    scope = {"type": "websocket", "method": "POST", "path": "/e", "headers": []}
+    async with up() as (app, _, _):
+        await ask(app, "/e", 1)  # the table of routes is up to date
+        await app({**scope, "query_string": b"", "subprotocols": ["shoal.v1"]}, receive, send)
+    assert sent[0] == "websocket.accept"

@@ -141,7 +141,7 @@ class AppRouter:
         table = self._table
         if table is not None and table.version == table.registry.version:
             route = table.routes.plain.get((scope.get("path"), scope.get("method")))
-            if route is not None and not scope.get("root_path"):
+            if route is not None and scope["type"] == "http" and not scope.get("root_path"):
                 return self.dispatcher.dispatch(scope, receive, send, route)
         if scope["type"] == "http":
             path, method = split_path(scope)[1], scope["method"]
