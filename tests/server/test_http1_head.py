@@ -234,12 +234,14 @@ def test_heads_in_a_row_are_read_as_each_alone(first, second):
         assert facts(parser) == facts(alone)
 
 
-async def test_a_change_of_the_headers_does_not_reach_the_next_request():
+async def test_a_change_of_the_scope_does_not_reach_the_next_request():
     found = []
 
     async def app(scope, receive, send):
         found.append(list(scope["headers"]))
+        assert "b" not in scope["state"].keys() | scope["extensions"].keys()
         scope["headers"].append((b"x-b", b"b"))
+        scope["state"]["b"] = scope["extensions"]["b"] = b"b"
         await answer(send, status=204)
 
     async with serving(app) as server:
