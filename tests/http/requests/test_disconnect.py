@@ -1,6 +1,9 @@
 """A client that leaves takes its request with it, and nobody else's."""
 
 import asyncio
+import gc
+import weakref
+from functools import partial
 
 import anyio
 import pytest
@@ -63,6 +66,23 @@ async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_result(app,
         await call.returned.wait()
     assert call.status == LEFT
     assert held.batches == []
+
+
+async def test_nothing_refers_to_a_client_that_was_watched_and_has_its_answer():
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(3 * UNNOTICED_S)
+        return items
+
+    app = app_of(slow, "/slow")
+    async with app.lifespan():
+        call = Call(app, "/slow", item=1)
+        receive = partial(call._receive)
+        kept = weakref.ref(receive)
+        await app(call.scope, receive, call._send)
+        del receive
+        await anyio.sleep(3 * UNNOTICED_S)
+        gc.collect()
+        assert kept() is None
 
 
 async def test_what_else_the_client_sends_does_not_end_its_call(app, held):

@@ -122,17 +122,22 @@ class Disconnects:
                 self._wake = anyio.Event()
                 await self._wake.wait()
             await anyio.sleep(UNNOTICED_S / 2)
-            for client in seen & self._watched:
-                self._watched.discard(client)
-                client.listening, client.has_ended = anyio.CancelScope(), anyio.Event()
-                tasks.start_soon(_listen, client, client.listening, client.has_ended)
-            seen = self._watched.copy()
+            seen &= self._watched
+            self._watched -= seen
+            while seen:  # no variable refers to a client while this waits
+                _start_listening(seen.pop(), tasks)
+            seen |= self._watched
             self._end_sends(anyio.current_time())
 
     def _end_sends(self, now: float) -> None:
         for task in [task for task, until in self.sends.items() if until <= now]:
             del self.sends[task]
             task.cancel()
+
+
+def _start_listening(client: WatchedClient, tasks: TaskGroup) -> None:
+    client.listening, client.has_ended = anyio.CancelScope(), anyio.Event()
+    tasks.start_soon(_listen, client, client.listening, client.has_ended)
 
 
 @holds_ctrl_c
