@@ -153,7 +153,6 @@ FAILURES = {
     "no text": lambda: [(None, "POST", NamesRoute(None))],
     "no route": lambda: [("/text/bad", "POST", lambda: None)],
     "no triple": lambda: [("/text/bad",)],
-    "a page": lambda: [("/-/healthz", "GET", NamesRoute(None))],
 }
 
 
@@ -176,7 +175,6 @@ async def test_a_protocol_that_fails_later_fails_nothing_else(kind, caplog):
         assert (await ask(app, "/text/bad", body=b"4")).status == 404
         assert (await ask(app, "/text/none", body=b"4")).status == 404
         assert (await ask(app, "/v2/models/bad/ready", method="GET")).status == 200
-        assert (await ask(app, "/-/healthz", method="GET")).status == 200
         assert {one.name for one in caplog.records} == {"shoal.http"}
         assert "FailingRoutes" in caplog.text
         await app.controller.delete_endpoint("doubled")

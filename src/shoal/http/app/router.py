@@ -57,8 +57,6 @@ def _checked(entries: Iterable[_RouteEntry]) -> list[_RouteEntry]:
     for path, method, route in listed:
         if not isinstance(cast("object", route), Route):
             raise TypeError(f"a protocol's route at {path!r} is a Route, not {route!r}")
-        if path.startswith(PAGES):
-            raise ValueError(f"{path!r}: the paths under {PAGES} are the application's own")
         table.add(path, (method,), route)
     return listed
 
@@ -138,18 +136,14 @@ class AppRouter:
             self._table = EndpointTable(controller, self._options, self._protocols)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        table = self._table
-        if table is not None and table.version == table.registry.version:
-            route = table.routes.plain.get((scope.get("path"), scope.get("method")))
-            if route is not None and scope["type"] == "http" and not scope.get("root_path"):
-                return self.dispatcher.dispatch(scope, receive, send, route)
+        path = split_path(scope)[1] if scope.get("root_path") else scope["path"]
         if scope["type"] == "http":
-            path, method = split_path(scope)[1], scope["method"]
+            method = scope["method"]
             match = self.at(path, method)
             if match is not None:
+                route = match.routes.get(method) or route_for(method, match.routes)
                 if match.params:
                     scope = with_params(scope, match)
-                route = route_for(method, match.routes)
                 return self.dispatcher.dispatch(scope, receive, send, route)
             if self._declared.mounted_at(path) is None:
                 route = self._elsewhere(path, method)

@@ -125,8 +125,6 @@ class PathTable(Generic[R]):
     """Routes by path and method; the first of two with the same wins."""
 
     def __init__(self) -> None:
-        # The routes at paths without parameters, by path and method.
-        self.plain: dict[tuple[object, object], R] = {}
         self._plain: dict[str, PathMatch[R]] = {}
         self._by_path: dict[str, dict[str, R]] = {}
         self._patterns: list[_Pattern[R]] = []
@@ -145,8 +143,6 @@ class PathTable(Generic[R]):
                 self._plain[path] = PathMatch(routes, {}, path)
         for method in methods:
             routes.setdefault(method, route)
-            if path in self._plain:
-                self.plain.setdefault((path, method), route)
 
     def at(self, path: str, method: str) -> PathMatch[R] | None:
         """Returns the first match with a route for the method, else all matching routes."""
