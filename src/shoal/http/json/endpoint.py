@@ -107,7 +107,7 @@ class EndpointRoute(Route):
         if batcher.converters is not None:
             await self._handle_converted(call, exchange, batcher.converters, body)
             return
-        codec: JsonCodec = batcher.codecs[self._make_codec]
+        codec = batcher.codec_of(self._make_codec)
         media_type = exchange.headers.get(b"content-type", JSON)
         if media_type != JSON and body and codec.lines is not None and has_lines(media_type):
             await respond_with_lines(call, exchange, codec.lines(exchange, body))
@@ -130,8 +130,7 @@ class EndpointRoute(Route):
             return False
         call = await self.calls.call_for(exchange)
         batcher = call.batcher
-        codec: JsonCodec | None
-        codec = None if batcher.converters else batcher.codecs[self._make_codec]
+        codec = None if batcher.converters else batcher.codec_of(self._make_codec)
         if codec is None or codec.decoder != decoder:
             exchange.set_front_end_decoder(0, b"")  # until another one is set
             return False
@@ -154,10 +153,10 @@ class EndpointRoute(Route):
         batcher = call.batcher
         try:
             if decode is None:
-                codec = batcher.codecs[self._make_codec]
+                codec = batcher.codec_of(self._make_codec)
                 item = codec.item(exchange, body)
             else:
-                codec = batcher.codecs_of_results[self._make_codec]
+                codec = batcher.codec_of_results(self._make_codec)
                 item = await _call_decode(decode, request, call)
                 _check_count(item, len(batcher.batcher.signature.parameters))
             if call.batcher.streams:

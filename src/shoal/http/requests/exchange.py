@@ -248,12 +248,10 @@ class Exchange:
             return
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent.insert(1, (b"content-length", b"%d" % len(body)))
-        if self.scope["method"] == "HEAD":
-            body = b""
-        await self._deliver(
-            {"type": "http.response.start", "status": status, "headers": sent},
-            {"type": "http.response.body", "body": body, "more_body": False},
-        )
+        body = b"" if self.wants_no_body else body
+        start = {"type": "http.response.start", "status": status, "headers": sent}
+        whole = {"type": "http.response.body", "body": body, "more_body": False}
+        await self._deliver(start, whole)
 
     def set_front_end_decoder(self, number: int, description: bytes) -> None:
         """Makes the front end decode requests with this method and path; 0 removes its decoder."""

@@ -52,18 +52,6 @@ T = TypeVar("T")
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Codecs(dict[Any, Any]):
-    """What functions make of a signature, by function."""
-
-    def __init__(self, signature: Signature) -> None:
-        super().__init__()
-        self._signature = signature
-
-    def __missing__(self, make: Callable[[Signature], Any]) -> Any:
-        codec = self[make] = make(self._signature)
-        return codec
-
-
 class MethodBatcher:
     def __init__(
         self,
@@ -87,15 +75,24 @@ class MethodBatcher:
         self.entry: Entry | None = None  # from when it is open
         # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
-        signature = self.batcher.signature
-        self.codecs = Codecs(signature)
-        # Those for a call without parameters, which say what results are.
-        self.codecs_of_results = Codecs(signature.replace(parameters=()))
+        self._codecs: dict[Any, Any] = {}
+        self._codecs_of_results: dict[Any, Any] = {}
 
     def codec_of(self, make: Callable[[Signature], T]) -> T:
+        """Returns what `make` returns for the signature of a call, cached by `make`."""
         if self.decodes:
             raise TypeError("its items are made by its decode function, from HTTP requests")
-        codec: T = self.codecs[make]
+        codec: T | None = self._codecs.get(make)
+        if codec is None:
+            codec = self._codecs[make] = make(self.batcher.signature)
+        return codec
+
+    def codec_of_results(self, make: Callable[[Signature], T]) -> T:
+        """Returns the same for the signature without parameters, which says what results are."""
+        codec: T | None = self._codecs_of_results.get(make)
+        if codec is None:
+            signature = self.batcher.signature.replace(parameters=())
+            codec = self._codecs_of_results[make] = make(signature)
         return codec
 
     def _convert_with(self, converters: Converters | None) -> None:
