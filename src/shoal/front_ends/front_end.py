@@ -38,7 +38,6 @@ _SMALL_BODY: Final = 100_000
 # process bounds those.
 _MOST_INCOMPLETE: Final = 2**25
 _ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
-_NOT_RELAYED: Final = frozenset(("want", "heartbeat", "trace", "watch drain"))
 _OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 _shared_parts_of: Final = itemgetter(
     *("type", "http_version", "scheme", "path", "raw_path", "query_string", "root_path", "server")
@@ -86,12 +85,8 @@ class FrontEnd:
             name, id_, content = message
             if id_:
                 request = self.requests.get(id_)
-                if request is None:
-                    continue
-                if name in _NOT_RELAYED:
-                    request.take(name, content)
-                else:
-                    request.relay_soon(message)
+                if request is not None:
+                    request.take(message)
             elif name == "decode":
                 self._decoders.learn(*content)
             elif name == "count":
@@ -216,7 +211,8 @@ class ForwardedRequest:
 
     # Messages from the server's process.
 
-    def take(self, name: str, content: Any) -> None:
+    def take(self, message: PassedMessage) -> None:
+        name, _, content = message
         match name:
             case "want":
                 self._want(content)
@@ -224,14 +220,16 @@ class ForwardedRequest:
                 self._call["heartbeat"](*content)
             case "trace":
                 self._call.note_trace(content)
-            case _:  # "watch drain"
+            case "watch drain":
                 self._call["when_draining"](partial(self._post, "draining"))
+            case _:
+                self._relay_soon(message)
 
     def lose(self) -> None:
-        self.relay_soon(("cut off", self._id, None))
+        self._relay_soon(("cut off", self._id, None))
         self._is_over = True
 
-    def relay_soon(self, message: PassedMessage) -> None:
+    def _relay_soon(self, message: PassedMessage) -> None:
         if not self._is_over:
             self._messages.append(message)
             if self.waiter is not None:
@@ -252,7 +250,7 @@ class ForwardedRequest:
 
     def _disconnected(self) -> None:
         if not self._is_over:
-            self.relay_soon(("ended", self._id, None))
+            self._relay_soon(("ended", self._id, None))
             self._end()
 
     def _end(self) -> None:
