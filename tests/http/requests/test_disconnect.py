@@ -68,6 +68,26 @@ async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_result(app,
     assert held.batches == []
 
 
+async def test_a_client_that_has_its_answer_by_the_second_look_is_not_waited_for():
+    received = []
+
+    async def brief(items: list[int]) -> list[int]:
+        await anyio.sleep(0.75 * UNNOTICED_S)
+        return items
+
+    app = app_of(brief, "/brief")
+    async with app.lifespan():
+        call = Call(app, "/brief", item=1)
+
+        async def receive():
+            received.append(len(call.sent))
+            return await call._receive()
+
+        await app(call.scope, receive, call._send)
+        await anyio.sleep(3 * UNNOTICED_S)
+    assert received == [0]
+
+
 async def test_nothing_refers_to_a_client_that_was_watched_and_has_its_answer():
     async def slow(items: list[int]) -> list[int]:
         await anyio.sleep(3 * UNNOTICED_S)
