@@ -245,7 +245,7 @@ def _front_ends(run: ServerProcess) -> tuple[StartFrontEnds | None, str]:
 def collect_less_often() -> None:
     """Makes the garbage collector run less often; called before the application is loaded."""
     # Imported modules stay, and the objects of a request are freed without the collector. It would
-    # scan the objects in use every few requests, for a tenth of all processor time.
+    # scan the objects in use every few requests, for 7% of the CPU time.
     if gc.get_threshold() == _COLLECTED_AFTER:  # the user has not set it
         gc.set_threshold(10_000, *_COLLECTED_AFTER[1:])
 
