@@ -278,7 +278,7 @@ class Batcher(Generic[C_co]):
         """
         session = self._session
         if session is not None:
-            if session.thread != get_ident():
+            if session.home.thread != get_ident():
                 session.entry.intake.check_loop()
             return session.entry
         if self._closed_unopened:

@@ -95,9 +95,6 @@ class Session:
             adopt=self._adopt,
         )
         self.home = self._intake.home
-        # The thread of its event loop. Whether a caller in this thread is also in this loop is
-        # checked where the call is awaited.
-        self.thread = self.home.thread
         self.entry = Entry(self._intake, handler.binding, options, counters)
         self.slots = self._new_slots()
         self._stopping = anyio.Event()

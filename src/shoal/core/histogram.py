@@ -200,12 +200,8 @@ class ItemTimes:
         yield
         arrived_at = now()
         self.first.gather((arrived_at - last,))
-        between = self.between
-        new = between.new
         while True:
             last = arrived_at
             yield
             arrived_at = now()
-            new.append(arrived_at - last)
-            if len(new) >= MOST_NEW:
-                between.count_new()
+            self.between.gather((arrived_at - last,))

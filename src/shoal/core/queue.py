@@ -22,7 +22,7 @@ from shoal.core.request import Request, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shoal.core.request import Request, Returned
+    from shoal.core.request import Returned
 
 
 class Amount(NamedTuple):

@@ -78,7 +78,7 @@ class Parking(ABC):
     @abstractmethod
     def answer_all(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         """Ends running requests with their results, and wakes their callers."""
-        # Two loops would take 2% longer for a call, and 7% for `map`.
+        # Two loops, one for both event loops, would take 3% longer for a call on trio.
 
     @abstractmethod
     def is_spent(self, waiter: Any) -> bool: ...

@@ -104,9 +104,6 @@ class Former:
     def admit(self, request: Request) -> Admission:
         """Queues, parks or refuses a request; may shed another."""
         control = self._control
-        if control is None and self.live < self.bound:  # none is parked
-            request.state = QUEUED
-            return RINGING if self.add(request) else QUIET
         if control is not None and not self.closed:
             refusal = control.full_level(request)
             if refusal is None or self._start_at_once(1, request.cost):
