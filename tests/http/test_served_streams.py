@@ -188,6 +188,22 @@ async def test_a_call_that_is_cut_off_gets_its_items_and_then_the_error(streamin
         assert steps.closed
 
 
+async def test_a_piece_on_its_way_at_the_cut_off_is_sent_whole_before_the_error(streaming, steps):
+    async with served(streaming) as server:
+        (client,) = await begun(server, steps)
+        client.wire.takes = False
+        await steps.take("a", {"b": 1}, {"c": 2})
+        server.shared.end_early()
+        await settle()
+        assert steps.closed
+        assert items_of(client) == [0]
+        client.read_on()
+        await settle()
+        *items, error = parts_of(client)
+        assert items[:2] == [{"item": 0}, {"item": "a"}]
+        assert error["error"]["status"] == 503
+
+
 async def test_silence_after_an_item_is_broken_by_a_heartbeat():
     app = shoal.App(heartbeat_s=1.0)
 
