@@ -239,13 +239,7 @@ class EndpointCalls:
                 priority=None if priority is None else _priority(priority, entry.options),
                 share=caching is None or _may_share(caching),
             )
-        call = EndpointCall()
-        call.endpoint = endpoint
-        call.batcher = batcher
-        call.entry = entry
-        call.options = options
-        call.when_left = when_left
-        return call
+        return EndpointCall(endpoint, batcher, entry, options, when_left)
 
     async def _await_batcher(self, headers: CallHeaders, when_left: WhenLeft) -> MethodBatcher:
         limit_s = _shorter(self.options.answer_timeout_s, headers.timeout_s)
@@ -277,7 +271,7 @@ def unwatched(_callback: Callable[[], object] | None) -> None:
     """Watches nothing: the task that awaits the call is cancelled when the client disconnects."""
 
 
-@dataclass(slots=True, init=False, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class EndpointCall:
     """One call: its `result`, `results` or `stream`."""
 
