@@ -118,7 +118,7 @@ class EndpointRoute(Route):
                 description = codec.description(self._options)
                 if description is not None:
                     exchange.set_front_end_decoder(codec.decoder, description)
-            lend(exchange, self.calls, batcher, codec, codec.read_alone, codec.decoder)
+            lend(exchange, self.calls, batcher, codec)
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
         else:
@@ -137,7 +137,7 @@ class EndpointRoute(Route):
         if batcher.streams:
             await self._respond_with_stream(call, exchange, codec, item)
             return True
-        lend(exchange, self.calls, batcher, codec, codec.read_alone, decoder)
+        lend(exchange, self.calls, batcher, codec)
         await codec.respond(exchange, await call.result(item))
         return True
 
@@ -226,8 +226,6 @@ class JsonCodec(Codec):
         self._query = None if takes_body("GET", parameters) else QueryReader(signature)
         self._signature = signature
         self._description: bytes | None = None
-        self.decoder = 0  # its number, once it was described
-        # Makes an item of a body without its request; None if it can't.
         self.read_alone = self._read if self.takes in ("json", "array", "bytes") else None
 
     def description(self, options: HttpOptions) -> bytes | None:

@@ -51,18 +51,11 @@ _OF_ONE_REQUEST: Final = {b"x-request-id", *OF_CALLS}
 _encoded: Final = held(encoded)
 
 
-def lend(
-    exchange: Exchange,
-    calls: EndpointCalls,
-    batcher: MethodBatcher,
-    codec: Codec,
-    read: Callable[[Any, bytes], Any] | None,
-    decoder: int,
-) -> None:
+def lend(exchange: Exchange, calls: EndpointCalls, batcher: MethodBatcher, codec: Codec) -> None:
     """Lends the server what begins further calls, if these differ in their items only."""
     headers, entry = exchange.headers, batcher.entry
     if (
-        read is not None
+        codec.read_alone is not None
         and not batcher.streams
         and entry is not None
         and entry.is_plain
@@ -72,9 +65,9 @@ def lend(
         and headers.keys().isdisjoint(_OF_ONE_REQUEST)
         and not exchange.scope.get("path_params")
     ):
-        read_body = partial(read, Received(headers, exchange.options))
+        read_body = partial(codec.read_alone, Received(headers, exchange.options))
         # Weak: a server keeps it for longer than a backend may live.
-        lent = partial(ItemCalls, calls, ref(batcher), codec, read_body, decoder)
+        lent = partial(ItemCalls, calls, ref(batcher), codec, read_body, codec.decoder)
         exchange.lend(lambda shared: lent(shared).begin)
 
 

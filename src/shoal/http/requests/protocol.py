@@ -105,6 +105,9 @@ class Codec(ABC):
 
     # Yields the items of a body that has many; None if the protocol has one in each.
     lines: Callable[[Exchange, bytes], Iterator[Any]] | None = None
+    # Makes an item of a body without its request; None if it can't.
+    read_alone: Callable[[Any, bytes], Any] | None = None
+    decoder = 0  # the number of a front end's decoder for it, once it was described
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
