@@ -41,7 +41,6 @@ FRAMING: Final = frozenset(
 )
 _OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
 _http_log: Final = logging.getLogger("shoal.http")
-_MOST_KNOWN: Final = 256
 _MOST_SHOWN: Final = 253  # characters; the longest name of a host
 
 _log: Final = logging.getLogger("shoal.server")
@@ -73,22 +72,16 @@ class RequestGuard:
         # Those allowed; None for all. No page can have a loopback name by DNS rebinding.
         self._hosts = _unless_all(hosts | _LOOPBACK if is_loopback else hosts or _ALL)
         self._origins = _unless_all(origins if is_loopback else origins or _ALL)
-        # Allowed pairs of host and origin, as sent; not long ones, which clients may choose.
-        self._known: set[tuple[bytes, bytes | None]] = set()
         self._logged: set[int] = set()
 
     def check(self, method: str, host: bytes, origin: bytes | None) -> None:
         """Raises `BadRequest` with 421 or 403; a WebSocket's method is empty."""
-        if origin is not None and method in _SAFE_METHODS:
-            origin = None
-        if (host, origin) in self._known:
-            return
         if self._hosts is not None and host_of(host) not in self._hosts:
             raise self._refusal(421, "host", host, "allowed_hosts (--allow-host)")
-        if origin is not None and self._origins is not None and not self._is_from(origin, host):
+        if origin is None or self._origins is None or method in _SAFE_METHODS:
+            return
+        if not self._is_from(origin, host):
             raise self._refusal(403, "origin", origin, "allowed_origins (--allow-origin)")
-        if len(self._known) < _MOST_KNOWN and len(host + (origin or b"")) <= _MOST_SHOWN:
-            self._known.add((host, origin))
 
     def _refusal(self, status: int, what: str, sent: bytes, option: str) -> BadRequest:
         if status not in self._logged:
