@@ -39,7 +39,7 @@ _PLAIN_METHODS: Final = {
 }
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
 _HOST: Final = re.compile(
-    rb"(?:\[[0-9A-Za-z:.%]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+    rb"(?:\[[0-9A-Za-z:.%]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]++|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
 )
 _HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-protocol"})
 _SPECIAL: Final = frozenset(
@@ -56,7 +56,7 @@ _SPECIAL: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestLine:
     method: str
     target: bytes  # the path and query, as sent
@@ -68,11 +68,6 @@ class RequestLine:
 
 # The request line of a head without a readable one.
 NO_LINE: Final = RequestLine("", b"", "", b"", b"", is_http_1_1=True)
-
-# The request lines that llhttp accepts as they are. Most requests have one of a few.
-_request_lines: Final[dict[bytes, RequestLine]] = {}
-_MOST_LINES: Final = 512
-_LONGEST_LINE: Final = 256
 
 
 class HeadParser:
@@ -88,7 +83,6 @@ class HeadParser:
     def __init__(self, options: HttpOptions) -> None:
         self.options = options
         self._parser: HttpRequestParser | None = None
-        self._allowed_host = b""
         self.forget()
 
     def forget(self) -> None:
@@ -99,21 +93,14 @@ class HeadParser:
         """Parses a whole head; raises `BadRequest` if it is malformed, long or ambiguous."""
         if head == self.last:
             return
-        self.last = ()
+        self.forget()
         self.size = len(head)
         self.headers = []
         self.length = self._hosts = 0
         self.expects = self._needs_new_parser = False
         self.host = self.upgrade = b""
         self.origin = None
-        text = head[: head.find(b"\r\n")]
-        line = _request_lines.get(text)
-        if line is not None:
-            self.line = line
-            self.keeps_alive = line.is_http_1_1
-            self._feed(head)
-        else:
-            self._parse_unknown(text, head)
+        self._parse_lines(head)
         self._check_hosts()
         if len(self.line.target) > self.options.max_target_bytes:
             raise BadRequest(414, f"a target of more than {self.options.max_target_bytes} bytes")
@@ -125,15 +112,13 @@ class HeadParser:
         if len(head) <= _LONGEST_KEPT:
             self.last = head
 
-    def _parse_unknown(self, text: bytes, head: bytes) -> None:
-        self.line = NO_LINE
+    def _parse_lines(self, head: bytes) -> None:
         # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
         try:
-            name, target, version = text.split(b" ")
+            name, target, version = head[: head.find(b"\r\n")].split(b" ")
         except ValueError:
             raise BadRequest(400, "a malformed request line") from None
         method = _PLAIN_METHODS.get(name)
-        is_plain = method is not None
         if method is None:
             if not _METHOD.fullmatch(name):
                 raise BadRequest(400, "a malformed method")
@@ -143,7 +128,7 @@ class HeadParser:
             if method != method.upper():
                 raise BadRequest(501, "a method in small letters")
             head = b"POST" + head[len(name) :]
-        if b"\n" in target or b"\r" in target:
+        if ord("\n") in target or ord("\r") in target:
             raise BadRequest(400, "a line break in the request line")
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
             raise BadRequest(400, "a version other than HTTP/1.1 or HTTP/1.0")
@@ -154,10 +139,6 @@ class HeadParser:
             target, self.headers = in_origin_form(method, target, self.headers)
             self.line = _line(method, target, is_http_1_1=is_http_1_1)
             self.host = dict(self.headers).get(b"host", b"")
-        elif is_plain and len(text) <= _LONGEST_LINE:
-            if len(_request_lines) >= _MOST_LINES:
-                _request_lines.clear()
-            _request_lines[text] = self.line
 
     def _feed(self, head: bytes) -> None:
         parser = self._parser
@@ -200,10 +181,8 @@ class HeadParser:
     def _check_hosts(self) -> None:
         if self._hosts != 1 and (self._hosts or self.line.is_http_1_1):
             raise BadRequest(400, f"{self._hosts} Host headers")
-        if self.host != self._allowed_host:
-            if not _HOST.fullmatch(self.host):
-                raise BadRequest(400, "a malformed host")
-            self._allowed_host = self.host
+        if not _HOST.fullmatch(self.host):
+            raise BadRequest(400, "a malformed host")
 
     def _check_length(self) -> None:
         if self.length is None and not self.line.is_http_1_1:
