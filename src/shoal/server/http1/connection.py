@@ -168,13 +168,13 @@ class Http1Connection(Receiver):
 
     async def run(self) -> bool:
         shared, parser, transport = self.shared, self._parser, self.transport
-        park, bell, limit = shared.parking.park, self.bell, self._timeout.set
+        park, bell, set_timeout = shared.parking.park, self.bell, self._timeout.set
         proxies, is_logged = shared.proxies, shared.options.access_log
         before = TaskState(shared.parking)
         await self._end_last()
         while True:
             while not (self.received or self._is_ending):
-                limit(shared.idle_s)
+                set_timeout(shared.idle_s)
                 if transport.is_paused:
                     transport.resume()  # over TLS, data may come at once
                 else:
