@@ -114,7 +114,7 @@ class Http1Call(ServedCall):
         # `is_detached`: the connection continues without waiting for the application.
         self.is_over = self.is_detached = False
         # The result of `answer_head`, once the application has begun its response.
-        self._head: Any = None
+        self._head: tuple[bytes, int | None, bool] | None = None
         self._body: SizedBody | ChunkedBody | None = None  # while more of the body is to come
         rest = connection.received[parser.size :]
         if len(rest) == parser.length:
@@ -199,6 +199,7 @@ class Http1Call(ServedCall):
         if self.has_begun:
             lines, data = b"", self._part(data, is_last=is_last)
         else:
+            assert self._head is not None
             lines, length, closes = self._head
             if not self._sends_body:
                 data = b""
