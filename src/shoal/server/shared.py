@@ -55,7 +55,6 @@ class Shared:
         known: Any = self.app
         self._count = known.count_refusal if hasattr(type(self.app), "count_refusal") else None
         self.context = copy_context()  # each call of the application gets a copy of it
-        self.new_waiter = self.parking.new_waiter
         self.wake = self.parking.wake
         self.turns = Turns(self.tasks, self.timeouts.now)
         self.idle_s = self.options.keep_alive_timeout_s
