@@ -38,7 +38,7 @@ class ChunkedBody:
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._incomplete_line = b""  # an incomplete line
+        self._incomplete_line = b""
         self._remaining = 0  # bytes of the current chunk
         self._needs_break = False  # the line break after a chunk comes next
         self._trailers = -1  # bytes of trailers so far; negative before the last chunk
