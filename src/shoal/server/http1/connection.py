@@ -55,8 +55,7 @@ class Http1Connection(Receiver):
         self.transport = transport
         self._released: Callable[[], object] | None = released
         self._switch_protocol = switch_protocol
-        # Data has arrived, the kernel has room, or an end. Its `waiter` is that of the connection's
-        # task, once this has waited for a head.
+        # Data has arrived, the kernel has room, or an end.
         self.bell = Bell(shared.parking)
         self._parser = HeadParser(shared.options)
         self.received = b""  # neither parsed nor taken by a call
@@ -112,11 +111,7 @@ class Http1Connection(Receiver):
             self._awaited = ""
             if call.is_complete:
                 self._leave_behind(call)
-            self.bell.ring()
-            return
-        waiter = self.bell.waiter
-        if waiter is not None:
-            self.shared.wake(waiter)
+        self.bell.ring()
 
     def client_ended(self) -> None:
         """Treats a client that has ended its side as gone."""
