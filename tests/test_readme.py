@@ -75,7 +75,9 @@ def test_the_figures_are_those_of_the_table_of_figures():
 
 def test_each_row_of_figures_is_in_the_tables_that_one_command_prints():
     page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    tables = page[page.index("`make bench-peers` needs") : page.index("Each script takes `--quick`")]
+    tables = page[
+        page.index("`make bench-peers` needs") : page.index("Each script takes `--quick`")
+    ]
     assert FIGURES["date"] in tables
     for row in FIGURES["rows"]:
         assert row["command"].startswith("peers.py --only ")
