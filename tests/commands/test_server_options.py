@@ -235,7 +235,9 @@ def test_a_documented_file_is_right(text, tmp_path):
 
 def test_the_options_that_hypercorn_lacks_are_documented():
     page = PAGES["how-to/run-in-production.md"]
-    [lacks] = re.findall(r"^`--server hypercorn` does not support (.*?)\.", page, re.MULTILINE | re.DOTALL)
+    [lacks] = re.findall(
+        r"^`--server hypercorn` does not support (.*?)\.", page, re.MULTILINE | re.DOTALL
+    )
     flags = {f"--{name.removesuffix('_s').replace('_', '-')}" for name in NOT_ON_HYPERCORN}
     assert set(re.findall("`(.*?)`", lacks)) == flags
 
