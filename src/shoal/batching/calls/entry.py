@@ -90,8 +90,10 @@ class Entry:
                     [value] = await made
                     return value
                 opener = self._shared_for(call_options) or intake
-            now = intake.now()
-            request = opener.enter(item, self.options_of(item, call_options, now), now)
+            now, options = intake.now(), None
+            if call_options is not None or self.needs_options:
+                options = self._request_options_of(item, call_options or NO_CALL_OPTIONS, now)
+            request = opener.enter(item, options, now)
             if when_left is not None:
                 when_left(partial(leave, intake, request))
             if request.state in UNDER_WAY:
