@@ -16,6 +16,7 @@ From the server's process to a front end:
 ``count``        send the counts of the connections
 ``send``         the next messages of ASGI, from the application
 ``whole``        a whole response: its status, headers and body
+``array``        the same, with an array to be written as JSON: its format, shape and bytes
 ``send pickled`` one message of ASGI, pickled
 ``texts``        several messages on a WebSocket: their texts in UTF-8
 ``ended``        nothing more is sent, whether or not the response has ended
@@ -23,7 +24,6 @@ From the server's process to a front end:
 ``want``         how many more of the client's messages the application takes
 ``heartbeat``    seconds and bytes: send the bytes whenever the response was silent for that time
 ``decode``       a decoder for requests with a method and a path, or none: see `Decoders`
-``array``        the same, with an array to be written as JSON: its format, shape and bytes
 ``watch drain``  send ``draining`` when the server drains; the application closes the WebSocket
 ``trace``        the ids of the request's trace and span, for the access log
 From a front end to the server's process:
