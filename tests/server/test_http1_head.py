@@ -197,9 +197,12 @@ def test_chunks_in_http_1_0_are_refused():
 
 @pytest.mark.parametrize(
     "first",
-    ["GET /\nX-Forwarded-For:b HTTP/1.1", "GET /a\nHost:b HTTP/1.1", "GET http://\na:b HTTP/1.1"],
+    [
+        *("GET /\nX-Forwarded-For:b HTTP/1.1", "GET /a\nHost:b HTTP/1.1"),
+        *("GET http://\na:b HTTP/1.1", "GET /\rHost:b HTTP/1.1", "GET /a\r HTTP/1.1"),
+    ],
 )
-def test_a_line_feed_in_the_request_line_is_refused(first):
+def test_a_line_break_in_the_request_line_is_refused(first):
     """It would end the line for some, make a header of the rest, and forge a line of a log."""
     assert refused(head(first=first))[0] == 400
     assert refused(head(first=first, host=""))[0] == 400

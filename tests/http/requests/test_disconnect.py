@@ -68,16 +68,19 @@ async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_result(app,
     assert held.batches == []
 
 
-async def test_a_client_that_has_its_answer_by_the_second_look_is_not_waited_for():
-    received = []
-
-    async def brief(items: list[int]) -> list[int]:
-        await anyio.sleep(0.75 * UNNOTICED_S)
+def lasting(seconds):
+    async def handler(items: list[int]) -> list[int]:
+        await anyio.sleep(seconds)
         return items
 
-    app = app_of(brief, "/brief")
+    return handler
+
+
+async def test_a_client_that_has_its_answer_by_the_second_look_is_not_waited_for():
+    received = []
+    app = app_of(lasting(0.75 * UNNOTICED_S), "/lasting")
     async with app.lifespan():
-        call = Call(app, "/brief", item=1)
+        call = Call(app, "/lasting", item=1)
 
         async def receive():
             received.append(len(call.sent))
@@ -89,13 +92,9 @@ async def test_a_client_that_has_its_answer_by_the_second_look_is_not_waited_for
 
 
 async def test_nothing_refers_to_a_client_that_was_watched_and_has_its_answer():
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(3 * UNNOTICED_S)
-        return items
-
-    app = app_of(slow, "/slow")
+    app = app_of(lasting(3 * UNNOTICED_S), "/lasting")
     async with app.lifespan():
-        call = Call(app, "/slow", item=1)
+        call = Call(app, "/lasting", item=1)
         receive = partial(call._receive)
         kept = weakref.ref(receive)
         await app(call.scope, receive, call._send)
