@@ -88,7 +88,7 @@ class Disconnects:
 
         The task removes itself from `sends` at the end, and was cancelled if it is not there.
         """
-        # A cancel scope for each response costs an application on uvicorn a fifth of its requests/s.
+        # A cancel scope for each response costs an app on uvicorn a fifth of its requests/s.
         parking = self._parking
         task = None if parking is None else parking.task_here()
         if parking is None or task is None or task in self.sends:  # in the `send` of middleware
